@@ -1,0 +1,316 @@
+"""Which experts stay: budget, admission, eviction and pins over a policy's ranking.
+
+Pure state: `route` and its like say what to fetch and evict, `pages` does it and `runtime.steering` joins the two. No
+clock but the order of calls, so that a recorded trace replays to the byte. One thread at a time calls it, under the
+lock of `runtime.steering`.
+
+Invariants:
+1. `resident_bytes <= budget_bytes` after every call.
+2. A pinned expert is never evicted but by `drop` (it is gone already), `evict`, or a `resize` below the pins.
+3. Every routed expert that is not resident is in `fetch`.
+4. What cannot be resident although it is needed now (the budget is smaller than the layer's own experts, or pins leave
+   no room) is *transient*: it is in `fetch`, its bytes are in `transient_bytes` and not in `resident_bytes`, and the
+   next `route` of a layer that does not want it has it in `evict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from expertd.cache.counters import Counters
+from expertd.cache.decision import Decision
+from expertd.cache.policy import make_policy
+from expertd.types import Phase
+
+DEFAULT_HALF_LIFE = 16.0
+
+_ABSENT, _RESIDENT, _PINNED = 0, 1, 2
+
+
+class ExpertCache:
+    """`sizes` are bytes by expert id, 0 where there is no such expert; `half_life` is in tokens."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        n_experts: int,
+        budget_bytes: int,
+        policy: str = "auto",
+        half_life: float = DEFAULT_HALF_LIFE,
+    ) -> None:
+        self.sizes = list(sizes)
+        self.n_experts = n_experts
+        self.n_layers = len(self.sizes) // n_experts
+        self.budget_bytes = budget_bytes
+        self.resident_bytes = 0
+        self.pinned_bytes = 0
+        self.transient_bytes = 0
+        self.steps = 0
+        """Tokens (or prompt batches) seen: a layer number that does not increase begins a new one."""
+        self.counters = Counters(layer_hits=[0] * self.n_layers, layer_misses=[0] * self.n_layers)
+        self._policy = make_policy(policy, self.n_layers, n_experts, half_life)
+        self._state = bytearray(len(self.sizes))
+        self._speculative = bytearray(len(self.sizes))
+        self._transient: set[int] = set()
+        self._last_layer = self.n_layers
+
+    @property
+    def policy_name(self) -> str:
+        """The policy in charge now."""
+        return self._policy.name
+
+    def route(self, layer: int, ids: Sequence[int], phase: Phase = Phase.DECODE) -> Decision:
+        """The router picked the expert indices `ids` in `layer`: k of them for a token, k * tokens for a batch
+        (duplicates count). Ids that the model has not are dropped and counted."""
+        if layer <= self._last_layer:
+            self.steps += 1
+        self._last_layer = layer
+        if not 0 <= layer < self.n_layers:
+            self.counters.out_of_range += len(ids)
+            return Decision()
+        experts, counts = self._distinct(layer, ids, phase)
+        self._policy.touch(layer, experts, counts, phase)
+        return self._serve(layer, experts, phase)
+
+    def _distinct(self, layer: int, ids: Sequence[int], phase: Phase) -> tuple[list[int], list[int] | None]:
+        base, n_experts, sizes = layer * self.n_experts, self.n_experts, self.sizes
+        if phase == Phase.DECODE:
+            experts = [base + i for i in ids if 0 <= i < n_experts and sizes[base + i]]
+            if len(experts) != len(ids):
+                self.counters.out_of_range += len(ids) - len(experts)
+            if len(set(experts)) == len(experts):
+                return experts, None
+        tally: dict[int, int] = {}
+        for i in ids:
+            tally[i] = tally.get(i, 0) + 1
+        experts = sorted(base + i for i in tally if 0 <= i < n_experts and sizes[base + i])
+        counts = [tally[e - base] for e in experts]
+        if phase != Phase.DECODE:
+            self.counters.out_of_range += len(ids) - sum(counts)
+        return experts, counts
+
+    def _serve(self, layer: int, experts: list[int], phase: Phase) -> Decision:
+        """1. Count; 2. let go of transients not wanted now; 3. make room for each miss; 4. admit or hold it
+        as transient."""
+        state, sizes, counters = self._state, self.sizes, self.counters
+        decision = Decision()
+        if self._transient:
+            self._release_transient(experts, decision)
+        missing = []
+        request_bytes = hit_bytes = hits = 0
+        for expert in experts:  # 1
+            size = sizes[expert]
+            request_bytes += size
+            if state[expert] or expert in self._transient:
+                hits += 1
+                hit_bytes += size
+                if self._speculative[expert]:
+                    self._speculative[expert] = 0
+                    counters.predicted_used += 1
+            else:
+                missing.append(expert)
+        counters.requests += len(experts)
+        counters.hits += hits
+        counters.request_bytes += request_bytes
+        counters.hit_bytes += hit_bytes
+        counters.layer_hits[layer] += hits
+        counters.layer_misses[layer] += len(missing)
+        decision.hits = hits
+        if phase == Phase.PREFILL:
+            counters.prompt_requests += len(experts)
+            counters.prompt_hits += hits
+        if missing:
+            missing.sort()
+            decision.fetch = missing
+            held = set(experts)
+            cause = "prompt" if phase == Phase.PREFILL else "route"
+            for expert in missing:  # 3
+                if self._make_room(layer, sizes[expert], held, "route", decision.evict):
+                    self._insert(expert, cause)
+                else:  # 4
+                    self._transient.add(expert)
+                    self.transient_bytes += sizes[expert]
+        return decision
+
+    def _release_transient(self, experts: list[int], decision: Decision) -> None:
+        for expert in sorted(self._transient.difference(experts)):
+            self._transient.discard(expert)
+            self.transient_bytes -= self.sizes[expert]
+            self.counters.evictions["transient"] += 1
+            decision.evict.append(expert)
+
+    def _make_room(self, layer: int, nbytes: int, held: set[int], cause: str, evict: list[int]) -> bool:
+        if self.pinned_bytes + nbytes > self.budget_bytes:
+            return False
+        while self.resident_bytes + nbytes > self.budget_bytes:
+            victim = self._policy.victim(layer, held)
+            if victim < 0:
+                return False
+            self._evict(victim, cause)
+            evict.append(victim)
+        return True
+
+    def _insert(self, expert: int, cause: str) -> None:
+        self._state[expert] = _RESIDENT
+        self.resident_bytes += self.sizes[expert]
+        self._policy.insert(expert)
+        self.counters.admissions[cause] += 1
+
+    def _evict(self, expert: int, cause: str) -> None:
+        if self._state[expert] == _PINNED:
+            self.pinned_bytes -= self.sizes[expert]
+        self._state[expert] = _ABSENT
+        self.resident_bytes -= self.sizes[expert]
+        self._policy.remove(expert)
+        self.counters.evictions[cause] += 1
+        if self._speculative[expert]:
+            self._speculative[expert] = 0
+            self.counters.predicted_wasted += 1
+
+    def _known(self, experts: Iterable[int]) -> list[int]:
+        """Without duplicates and without ids that the model has not."""
+        sizes = self.sizes
+        return [e for e in dict.fromkeys(experts) if 0 <= e < len(sizes) and sizes[e]]
+
+    def predict(self, experts: Iterable[int]) -> Decision:
+        """Speculation: fetch those of `experts` for which there is room, or for which something colder can go."""
+        return self._offer(experts, "predict")
+
+    def admit(self, experts: Iterable[int]) -> Decision:
+        """Warm-up, hottest first: `fetch` has those accepted (free room, or something colder goes). Read them, or
+        take them as they are where they are in the page cache already."""
+        return self._offer(experts, "warm")
+
+    def _offer(self, experts: Iterable[int], cause: str) -> Decision:
+        decision = Decision()
+        layer = self._last_layer % self.n_layers
+        for expert in self._known(experts):
+            if self._state[expert] or expert in self._transient:
+                continue
+            if not self._displace(layer, expert, cause, decision):
+                continue
+            self._insert(expert, cause)
+            decision.fetch.append(expert)
+            if cause == "predict":
+                self._speculative[expert] = 1
+                self.counters.predicted += 1
+        decision.fetch.sort()
+        return decision
+
+    def _displace(self, layer: int, expert: int, cause: str, decision: Decision) -> bool:
+        policy, size, score = self._policy, self.sizes[expert], self._policy.score(expert)
+        if self.pinned_bytes + size > self.budget_bytes:
+            return False
+        out: list[int] = []
+        free = self.budget_bytes - self.resident_bytes
+        held = set(decision.fetch)
+        while free < size:
+            victim = policy.victim(layer, held)
+            if victim < 0 or policy.score(victim) >= score:
+                return False
+            held.add(victim)
+            out.append(victim)
+            free += self.sizes[victim]
+        for victim in out:
+            self._evict(victim, cause)
+        decision.evict.extend(out)
+        return True
+
+    def pin(self, experts: Iterable[int]) -> Decision:
+        """Keep `experts` whatever is routed, in the order given, as far as the budget reaches; those that were not
+        resident are in `fetch`."""
+        decision = Decision()
+        layer = self._last_layer % self.n_layers
+        wanted = self._known(experts)
+        held = set(wanted)
+        for expert in wanted:
+            if self._state[expert] == _PINNED:
+                continue
+            size = self.sizes[expert]
+            if self._state[expert] == _ABSENT:
+                if not self._make_room(layer, size, held, "pin", decision.evict):
+                    continue
+                if expert in self._transient:
+                    self._transient.discard(expert)
+                    self.transient_bytes -= size
+                else:
+                    decision.fetch.append(expert)
+                self._insert(expert, "pin")
+            self._policy.remove(expert)
+            self._state[expert] = _PINNED
+            self.pinned_bytes += size
+        decision.fetch.sort()
+        return decision
+
+    def unpin(self, experts: Iterable[int] | None = None) -> list[int]:
+        """Give pins up (all of them by default): they stay resident and rank like the others. Returns them."""
+        pinned = [e for e, s in enumerate(self._state) if s == _PINNED]
+        chosen = pinned if experts is None else [e for e in self._known(experts) if self._state[e] == _PINNED]
+        for expert in chosen:
+            self._state[expert] = _RESIDENT
+            self.pinned_bytes -= self.sizes[expert]
+            self._policy.insert(expert)
+        return chosen
+
+    def resize(self, budget_bytes: int) -> Decision:
+        """A new budget. Coldest go first, then, where even the pins are too much, the coldest pins."""
+        self.budget_bytes = budget_bytes
+        decision = Decision()
+        layer = self._last_layer % self.n_layers
+        if self.pinned_bytes > budget_bytes:
+            score = self._policy.score
+            pinned = sorted((e for e, s in enumerate(self._state) if s == _PINNED), key=lambda e: (score(e), e))
+            for expert in pinned:
+                if self.pinned_bytes <= budget_bytes:
+                    break
+                self._evict(expert, "resize")
+                decision.unpin.append(expert)
+                decision.evict.append(expert)
+        self._make_room(layer, 0, set(), "resize", decision.evict)
+        return decision
+
+    def drop(self, experts: Iterable[int]) -> None:
+        """Somebody else dropped these pages: they are not resident any more."""
+        self._forget(experts, "dropped")
+
+    def evict(self, experts: Iterable[int]) -> list[int]:
+        """Evict on request, pinned or not. Returns those that were resident."""
+        return self._forget(experts, "request")
+
+    def _forget(self, experts: Iterable[int], cause: str) -> list[int]:
+        gone = [e for e in self._known(experts) if self._state[e]]
+        for expert in gone:
+            self._evict(expert, cause)
+        return gone
+
+    def is_resident(self, expert: int) -> bool:
+        return self._state[expert] != _ABSENT
+
+    def is_pinned(self, expert: int) -> bool:
+        return self._state[expert] == _PINNED
+
+    def resident(self) -> list[int]:
+        """Expert ids, ascending, pinned ones included."""
+        return [e for e, s in enumerate(self._state) if s]
+
+    def pinned(self) -> list[int]:
+        return [e for e, s in enumerate(self._state) if s == _PINNED]
+
+    def scores(self) -> list[float]:
+        """How hot each expert is, by expert id; for the heat map and for profiles."""
+        score = self._policy.score
+        return [score(e) for e in range(len(self.sizes))]
+
+    def hottest(self) -> list[int]:
+        """Expert ids with a score above 0, hottest first."""
+        scores = self.scores()
+        return sorted((e for e, s in enumerate(scores) if s > 0.0), key=lambda e: (-scores[e], e))
+
+    def dump_scores(self) -> list[float]:
+        return self.scores()
+
+    def load_scores(self, scores: Sequence[float]) -> None:
+        """Start from the scores of an earlier run (by expert id; ones too many or below 0 are ignored)."""
+        for expert, score in enumerate(scores[: len(self.sizes)]):
+            if score > 0.0 and self.sizes[expert]:
+                self._policy.load(expert, score)

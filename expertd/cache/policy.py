@@ -1,0 +1,60 @@
+"""The seam between the expert cache and what ranks its experts, and the table of policies by name.
+
+A policy keeps what it must remember of the routes and names victims; residency, bytes, pins and counters are the
+cache's (`cache.expert_cache`). One policy a file in this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Protocol
+
+from expertd.cache.hybrid import HybridPolicy
+from expertd.cache.lru import LruPolicy
+from expertd.errors import UsageError
+from expertd.types import Phase
+
+
+class Policy(Protocol):
+    """What a policy answers. All arguments are expert ids (`layer * n_experts + index`).
+
+    Called by the cache alone, in this order for one route: `touch`, then `victim` and `remove` per eviction, then
+    `insert` per fetch. `victim` sees only what was inserted and not removed: pinned experts are removed.
+    """
+
+    name: str
+
+    def touch(self, layer: int, experts: Sequence[int], counts: Sequence[int] | None, phase: Phase) -> None:
+        """The router picked `experts` (no duplicates) in `layer`; `counts` by expert in a prompt, else None."""
+
+    def insert(self, expert: int) -> None:
+        """`expert` became resident."""
+
+    def remove(self, expert: int) -> None:
+        """`expert` is no longer resident, or got pinned."""
+
+    def victim(self, layer: int, held: Container[int]) -> int:
+        """The resident expert to give up first, none of `held`, as seen from `layer`; -1 where there is none."""
+
+    def score(self, expert: int) -> float:
+        """How hot an expert is, resident or not: comparable between experts, at one time."""
+
+    def load(self, expert: int, score: float) -> None:
+        """Start an expert with a score of an earlier run."""
+
+
+PolicyMaker = Callable[[int, int, float], Policy]
+
+POLICIES: dict[str, PolicyMaker] = {
+    "lru": lambda n_layers, n_experts, half_life: LruPolicy(n_layers * n_experts),
+    "hybrid": HybridPolicy,
+    "auto": HybridPolicy,
+}
+
+
+def make_policy(name: str, n_layers: int, n_experts: int, half_life: float) -> Policy:
+    """A fresh policy. UsageError where the name is unknown."""
+    maker = POLICIES.get(name)
+    if maker is None:
+        raise UsageError(f"there is no policy {name!r}", hint="known are " + ", ".join(POLICIES))
+    return maker(n_layers, n_experts, half_life)
