@@ -1,0 +1,283 @@
+"""Bring experts into the page cache, drop them, and lock them: the doing of what `cache` decides.
+
+Addresses are computed once: each layer keeps (base address of its stacked tensor, stride) in matmul order, so a fetch is
+a loop of madvise calls. `fetch` belongs to the engine thread; `evict`, `pin`, `lock_extents` and `wait` may run on
+another (`worker`), one thread at a time. Locks of pages live in `locks`, residency in `residency`.
+
+The page at a border belongs to two experts. A fetch covers it. An eviction takes it along only when the neighbour on
+its other side in the same tensor is out as well, by `held`, one byte an expert; the border of a whole tensor always
+stays. That is at most two pages a tensor, and it never drops a byte that someone holds.
+
+A fetch that meets the eviction of the same expert half way may lose pages again: the fault reads them, slower but
+never wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+from expertd.pages import libc, ranges
+from expertd.pages.locks import LockReport, PageLocks
+from expertd.pages.mapping import MappedFiles
+from expertd.types import ExpertLayout, ExpertTensor, Extent
+
+log = logging.getLogger(__name__)
+
+# One WILLNEED reads at most max(read_ahead_kb, max_sectors_kb) and drops the rest without a word, so it is asked in
+# pieces that every disk takes whole. 128 KiB is the kernel's default for the first of the two.
+DEFAULT_CHUNK = 128 << 10
+
+
+@dataclass(slots=True)
+class PagerCounters:
+    """Plain integers, written by the threads above and read by whoever scrapes."""
+
+    fetches: int = 0
+    fetched_experts: int = 0
+    fetch_calls: int = 0
+    fetch_bytes: int = 0
+    fetch_errors: int = 0
+    fetch_ns: int = 0
+    evicted_experts: int = 0
+    evict_calls: int = 0
+    evict_bytes: int = 0
+    evict_errors: int = 0
+    evict_ns: int = 0
+    waits: int = 0
+    wait_errors: int = 0
+    wait_ns: int = 0
+    lock_errors: int = 0
+
+
+class _Tensor:
+    """A stacked tensor with its address. `first` and `last` are the file offsets between which borders are its own."""
+
+    __slots__ = ("address", "count", "fd", "file", "offset", "stride")
+
+    def __init__(self, tensor: ExpertTensor, count: int, mapping: MappedFiles) -> None:
+        f = mapping.files[tensor.file]
+        self.file, self.fd = tensor.file, f.fd
+        self.address, self.offset = f.base + tensor.offset, tensor.offset
+        self.stride, self.count = tensor.stride, count
+
+
+class Pager:
+    """Fetch, evict and pin experts of one model by id. See the module for which thread calls what."""
+
+    def __init__(self, layout: ExpertLayout, mapping: MappedFiles, *, chunk: int = DEFAULT_CHUNK) -> None:
+        self.layout, self.mapping, self.chunk = layout, mapping, chunk
+        self.counters = PagerCounters()
+        self.held = bytearray(layout.n_layers * layout.n_experts)
+        self.locks = PageLocks(libc.PAGE)
+        self._pinned: set[int] = set()
+        self._n = layout.n_experts
+        self._tensors: list[tuple[_Tensor, ...]] = [()] * layout.n_layers
+        for moe in layout.layers:
+            self._tensors[moe.layer] = tuple(_Tensor(t, moe.n_experts, mapping) for t in moe.tensors)
+        self._madvise = libc.madvise_call()
+
+    def fetch(self, experts: Sequence[int]) -> None:
+        """Start reading these experts (ids ascending), without waiting: gates, then ups, then downs, layer by layer.
+
+        Costs a few system calls an expert; call it only with something to fetch.
+        """
+        started, counters, held, n = perf_counter_ns(), self.counters, self.held, self._n
+        for expert in experts:
+            held[expert] = 1
+        i, count = 0, len(experts)
+        while i < count:
+            layer = experts[i] // n
+            j = i + 1
+            while j < count and experts[j] // n == layer:
+                j += 1
+            self._fetch_layer(layer * n, self._tensors[layer], experts[i:j] if j - i < count else experts)
+            i = j
+        counters.fetches += 1
+        counters.fetched_experts += count
+        counters.fetch_ns += perf_counter_ns() - started
+
+    def _fetch_layer(self, first: int, tensors: tuple[_Tensor, ...], experts: Sequence[int]) -> None:
+        madvise, chunk, mask, willneed = self._madvise, self.chunk, -libc.PAGE, libc.MADV_WILLNEED
+        calls = nbytes = 0
+        for t in tensors:
+            base, stride = t.address - first * t.stride, t.stride
+            i, count = 0, len(experts)
+            while i < count:
+                expert = experts[i]
+                i += 1
+                run = 1
+                while i < count and experts[i] == expert + run:
+                    i, run = i + 1, run + 1
+                at = base + expert * stride
+                end = at + run * stride
+                nbytes += end - at
+                at &= mask
+                while at < end:
+                    step = chunk if end - at > chunk else end - at
+                    calls += 1
+                    if madvise(at, step, willneed):
+                        self._failed("fetch")
+                    at += step
+        self.counters.fetch_calls += calls
+        self.counters.fetch_bytes += nbytes
+
+    def fetch_extents(self, extents: Iterable[Extent]) -> None:
+        """Start reading ranges in the order given (dense weights, merged neighbours). Any thread."""
+        for start, end in self._addresses(extents):
+            for at, nbytes in ranges.chunks(start, end, self.chunk):
+                self.counters.fetch_calls += 1
+                self.counters.fetch_bytes += nbytes
+                if self._madvise(at, nbytes, libc.MADV_WILLNEED):
+                    self._failed("fetch")
+
+    def wait(self, experts: Sequence[int]) -> None:
+        """Return when the experts' pages are there and mapped. Fetch them first: this one reads as a fault does."""
+        self.wait_extents(e for expert in experts for e in self.layout.extents(expert))
+
+    def wait_extents(self, extents: Iterable[Extent]) -> None:
+        """As `wait`. On a kernel before 5.14 a byte of each page is read through the descriptor instead."""
+        started = perf_counter_ns()
+        for e in extents:
+            f = self.mapping.files[e.file]
+            start, end = ranges.span(e.offset, e.end, libc.PAGE)
+            code = libc.madvise(f.base + start, end - start, libc.MADV_POPULATE_READ)
+            if code == errno.EINVAL:
+                for at in range(start, min(end, f.nbytes), libc.PAGE):
+                    os.pread(f.fd, 1, at)
+            elif code:
+                self.counters.wait_errors += 1
+        self.counters.waits += 1
+        self.counters.wait_ns += perf_counter_ns() - started
+
+    def hold(self, experts: Iterable[int]) -> None:
+        """Experts that are resident without a fetch (adopted at start): their borders are theirs from now on."""
+        for expert in experts:
+            self.held[expert] = 1
+
+    def release(self, experts: Iterable[int]) -> None:
+        """Give experts up for `drop_released` to drop. Engine thread; a fetch before that takes one back."""
+        for expert in experts:
+            self.held[expert] = 0
+
+    def drop_released(self, experts: Sequence[int]) -> int:
+        """Drop those of the experts that are still released and not pinned. Returns bytes asked to go."""
+        held, pinned = self.held, self._pinned
+        return self._drop([e for e in experts if not held[e] and e not in pinned])
+
+    def evict(self, experts: Sequence[int]) -> int:
+        """`release` and `drop_released` at once."""
+        self.release(experts)
+        return self.drop_released(experts)
+
+    def _drop(self, experts: Sequence[int]) -> int:
+        if not experts:
+            return 0
+        started, total = perf_counter_ns(), 0
+        by_layer: dict[int, list[int]] = {}
+        for expert in experts:
+            by_layer.setdefault(expert // self._n, []).append(expert % self._n)
+        for layer, indices in by_layer.items():
+            for t in self._tensors[layer]:
+                for start, end in ranges.merge(self._free_range(t, layer * self._n, index) for index in indices):
+                    total += self._drop_range(self.mapping.files[t.file].base, t.fd, start, end)
+        self.counters.evicted_experts += len(experts)
+        self.counters.evict_ns += perf_counter_ns() - started
+        return total
+
+    def _free_range(self, t: _Tensor, first: int, index: int) -> tuple[int, int]:
+        """File range of whole pages that go with the expert: its own, and borders whose other side is out too."""
+        page, start = libc.PAGE, t.offset + index * t.stride
+        own, end = ranges.owned(start, start + t.stride, page)
+        if t.stride < page:
+            return own, end
+        held = self.held
+        if index and start % page and not held[first + index - 1]:
+            own = ranges.floor(start, page)
+        if index + 1 < t.count and (start + t.stride) % page and not held[first + index + 1]:
+            end = ranges.ceil(start + t.stride, page)
+        return own, end
+
+    def _drop_range(self, base: int, fd: int, start: int, end: int) -> int:
+        self.counters.evict_calls += 1
+        # A mapped page survives the fadvise, so the mapping goes first.
+        code = libc.madvise(base + start, end - start, libc.MADV_DONTNEED)
+        if code:
+            self.counters.evict_errors += 1
+        try:
+            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
+        except OSError:
+            self.counters.evict_errors += 1
+            return 0
+        self.counters.evict_bytes += end - start
+        return end - start
+
+    def drop_extents(self, extents: Iterable[Extent]) -> int:
+        """Drop the wholly owned pages of ranges. Returns bytes asked to go."""
+        total = 0
+        for e in ranges.merge_extents(extents):
+            start, end = ranges.owned(e.offset, e.end, libc.PAGE)
+            if end > start:
+                f = self.mapping.files[e.file]
+                total += self._drop_range(f.base, f.fd, start, end)
+        return total
+
+    def pin(self, experts: Sequence[int]) -> list[int]:
+        """Read in and lock experts until the limit; returns those that are locked now. Never raises for a limit."""
+        fresh = [e for e in experts if e not in self._pinned]
+        if fresh:
+            self.fetch(sorted(fresh))
+        done = []
+        for expert in experts:
+            if expert in self._pinned or self._lock(self.layout.extents(expert)):
+                self._pinned.add(expert)
+                done.append(expert)
+            else:
+                break
+        return done
+
+    def unpin(self, experts: Iterable[int]) -> None:
+        """Unlock experts; pages shared with one that stays pinned stay locked."""
+        for expert in experts:
+            if expert in self._pinned:
+                self._pinned.discard(expert)
+                self.locks.unlock(self._exact(self.layout.extents(expert)))
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        return frozenset(self._pinned)
+
+    def _lock(self, extents: Iterable[Extent]) -> bool:
+        code = self.locks.lock(list(self._exact(extents)))
+        if code:
+            self.counters.lock_errors += 1
+        return code == 0
+
+    def lock_extents(self, extents: Iterable[Extent]) -> LockReport:
+        """Read in and lock ranges (the dense weights) as far as the limit lets; the rest stays readable, unlocked."""
+        wanted = list(ranges.merge_extents(extents))
+        self.fetch_extents(wanted)
+        report = self.locks.lock_most(list(self._exact(wanted)))
+        if report.got_bytes < report.wanted_bytes:
+            self.counters.lock_errors += 1
+            log.warning("%s", report.warning())
+        return report
+
+    def _exact(self, extents: Iterable[Extent]) -> Iterable[tuple[int, int]]:
+        for e in extents:
+            base = self.mapping.files[e.file].base
+            yield base + e.offset, base + e.end
+
+    def _addresses(self, extents: Iterable[Extent]) -> Iterable[tuple[int, int]]:
+        for start, end in self._exact(extents):
+            yield ranges.span(start, end, libc.PAGE)
+
+    def _failed(self, what: str) -> None:
+        self.counters.fetch_errors += 1
+        if self.counters.fetch_errors == 1:
+            code = libc.last_errno()
+            log.warning("%s: madvise failed with %s; such pages are read by faults", what, errno.errorcode.get(code))
