@@ -148,12 +148,8 @@ def _regions(maps: Path) -> list[_Region]:
             continue
         start, _, end = fields[0].partition("-")
         major, _, minor = fields[3].partition(":")
-        found.append(
-            _Region(
-                int(start, 16), int(end, 16), int(fields[2], 16), (int(major, 16), int(minor, 16)), int(fields[4]),
-                fields[5],
-            )  # fmt: skip
-        )
+        device, offset = (int(major, 16), int(minor, 16)), int(fields[2], 16)
+        found.append(_Region(int(start, 16), int(end, 16), offset, device, int(fields[4]), fields[5]))
     return found
 
 

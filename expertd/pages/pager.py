@@ -1,7 +1,7 @@
 """Bring experts into the page cache, drop them, and lock them: the doing of what `cache` decides.
 
-Addresses are computed once: each layer keeps (base address of its stacked tensor, stride) in matmul order, so a fetch is
-a loop of madvise calls. `fetch` belongs to the engine thread; `evict`, `pin`, `lock_extents` and `wait` may run on
+Addresses are computed once: each layer keeps (base address of its stacked tensor, stride) in matmul order, so a fetch
+is a loop of madvise calls. `fetch` belongs to the engine thread; `evict`, `pin`, `lock_extents` and `wait` may run on
 another (`worker`), one thread at a time. Locks of pages live in `locks`, residency in `residency`.
 
 The page at a border belongs to two experts. A fetch covers it. An eviction takes it along only when the neighbour on

@@ -1,7 +1,7 @@
 """What of a model is in the page cache right now: true numbers, or None where the kernel will not tell.
 
 1. cachestat(2): needs no mapping, tells the truth or EPERM.
-2. On ENOSYS (before Linux 6.5) mincore, which lies to those who neither own nor may write the file: asked only by those.
+2. On ENOSYS (before Linux 6.5) mincore, which lies to those who neither own nor may write the file: not asked then.
 3. Else unknown. Unknown is said, never guessed.
 
 Read by `warm`, by the adoption at start, and by tests. Which expert the cache believes resident lies in `cache`.
