@@ -6,6 +6,7 @@ sentence; `load` adds where the value came from.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 import typing
@@ -146,6 +147,8 @@ def _list_from_text(text: str) -> list[Any]:
 def check(setting: Setting, raw: Any) -> Any:
     """The value of a raw one: sizes and times as numbers, type and limits checked. Raises ValueError."""
     value = _NORMALISE.get(setting.kind, lambda v: v)(raw)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("not a finite number")
     try:
         return msgspec.convert(value, setting.annotated)
     except msgspec.ValidationError as error:
