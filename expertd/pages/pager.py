@@ -240,12 +240,15 @@ class Pager:
                 break
         return done
 
-    def unpin(self, experts: Iterable[int]) -> None:
-        """Unlock experts; pages shared with one that stays pinned stay locked."""
+    def unpin(self, experts: Iterable[int]) -> int:
+        """Unlock experts; pages shared with one that stays pinned stay locked. Returns how many were pinned."""
+        done = 0
         for expert in experts:
             if expert in self._pinned:
                 self._pinned.discard(expert)
                 self.locks.unlock(self._exact(self.layout.extents(expert)))
+                done += 1
+        return done
 
     @property
     def pinned(self) -> frozenset[int]:
