@@ -1,0 +1,143 @@
+"""The router tap: reads which experts the router picked, at the moment llama.cpp has computed it.
+
+llama.cpp asks its eval callback about every node of the graph; the tap says yes to `ffn_moe_topk-<layer>` alone. Then
+that node is computed, everything before it is done, and the tap is called again to look. Between that call's return
+and the expert matmuls lies the moment to fetch.
+
+Ids are int32 of shape [k, tokens]. In some versions the node is a view on the argsort with a row stride of
+n_expert * 4 bytes, so rows are read by nb[1]; k is ne[0], since it can differ by layer. On a GPU the data is fetched
+with ggml_backend_tensor_get.
+
+The callback runs in the thread that decodes. An exception in it would make ctypes return false, which stops the graph:
+it never leaves. Node addresses are reused between graphs, so nothing is remembered by address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llama_cpp import llama_cpp as L
+
+from expertd.engine import abi
+from expertd.types import Phase
+
+log = logging.getLogger("expertd.tap")
+
+Routed = Callable[[int, list[int], Phase], None]
+"""Called with layer, the flat ids of all tokens (token-major, k each) and the phase."""
+
+_PREFIX = b"ffn_moe_topk-"
+_NAME_AT = abi.Tensor.name.offset
+_MAX_LAYERS = 1024
+
+
+@dataclass
+class TapCounters:
+    """Plain integers; the engine thread alone writes them."""
+
+    splits: int = 0
+    """Times the graph was cut to look."""
+    routes: int = 0
+    """Routed experts seen: k a token a layer."""
+    dropped_ids: int = 0
+    """Ids out of range, not passed on."""
+    errors: int = 0
+    """Exceptions of the receiver, swallowed."""
+    seconds: float = 0.0
+    """Spent in Python between being called with a computed node and returning, the receiver included."""
+    skipped: int = 0
+    """Layers at which the tap did not ask to look, since nothing was to be decided."""
+
+
+@dataclass
+class RouterTap:
+    """One a context. `n_experts[layer]` bounds the ids."""
+
+    routed: Routed
+    n_experts: Sequence[int]
+    phase: Phase = Phase.DECODE
+    enabled: bool = True
+    counters: TapCounters = field(default_factory=TapCounters)
+    want: Callable[[int], bool] | None = None
+    """Asked for each layer before it is tapped; None taps all."""
+
+    def __post_init__(self) -> None:
+        names = {_PREFIX + str(layer).encode(): layer for layer in range(_MAX_LAYERS)}
+        self.callback = self._build(names)
+
+    def _build(self, names: dict[bytes, int]) -> Any:
+        """The ctypes callback, closed over locals: it is called some 50 times a layer for each token."""
+        counters = self.counters
+        string_at, prefix = ctypes.string_at, _PREFIX
+        width = len(prefix)
+
+        def on_node(address: int, ask: bool, _user: object) -> bool:
+            try:
+                name_at = address + _NAME_AT
+                if ask:
+                    if string_at(name_at, width) != prefix:
+                        return False
+                    layer = names.get(string_at(name_at))
+                    if layer is None or not self.enabled:
+                        return False
+                    if self.want is not None and not self.want(layer):
+                        counters.skipped += 1
+                        return False
+                    return True
+                layer = names.get(string_at(name_at))
+                if layer is not None:
+                    began = time.perf_counter()
+                    self._look(address, layer)
+                    counters.seconds += time.perf_counter() - began
+            except Exception:
+                counters.errors += 1
+                if counters.errors == 1:
+                    log.exception("the router tap failed once; decoding goes on")
+            return True
+
+        return L.ggml_backend_sched_eval_callback(on_node)
+
+    def _look(self, address: int, layer: int) -> None:
+        ids = read_ids(address)
+        counters = self.counters
+        counters.splits += 1
+        counters.routes += len(ids)
+        limit = self.n_experts[layer] if layer < len(self.n_experts) else 0
+        if ids and (max(ids) >= limit or min(ids) < 0):
+            kept = [i for i in ids if 0 <= i < limit]
+            counters.dropped_ids += len(ids) - len(kept)
+            ids = kept
+        if ids:
+            self.routed(layer, ids, self.phase)
+
+
+def read_ids(address: int) -> list[int]:
+    """The int32 ids of a [k, tokens] tensor, token by token, whatever its row stride. Other types give none."""
+    tensor = abi.Tensor.from_address(address)
+    if tensor.type != abi.GGML_TYPE_I32 or not tensor.data:
+        return []
+    k, rows, stride = tensor.ne[0], tensor.ne[1], tensor.nb[1]
+    if tensor.buffer and not abi.ggml().ggml_backend_buffer_is_host(tensor.buffer):
+        return _read_device_ids(address, k, rows, stride)
+    if rows == 1 or stride == 4 * k:
+        return list((ctypes.c_int32 * (k * rows)).from_address(tensor.data)[:])
+    width = stride // 4
+    flat = (ctypes.c_int32 * (width * (rows - 1) + k)).from_address(tensor.data)[:]
+    ids: list[int] = []
+    for row in range(rows):
+        ids += flat[row * width : row * width + k]
+    return ids
+
+
+def _read_device_ids(address: int, k: int, rows: int, stride: int) -> list[int]:
+    buffer = (ctypes.c_int32 * k)()
+    ids: list[int] = []
+    for row in range(rows):
+        abi.ggml().ggml_backend_tensor_get(address, ctypes.addressof(buffer), row * stride, 4 * k)
+        ids += buffer[:]
+    return ids
