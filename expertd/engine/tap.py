@@ -65,6 +65,9 @@ class RouterTap:
     counters: TapCounters = field(default_factory=TapCounters)
     want: Callable[[int], bool] | None = None
     """Asked for each layer before it is tapped; None taps all."""
+    rewrite: Callable[[int, int], None] | None = None
+    """Given a computed node's address and its layer before the ids are read, to put others there: how a benchmark forces
+    recorded routes. While it is set every layer is looked at."""
 
     def __post_init__(self) -> None:
         names = {_PREFIX + str(layer).encode(): layer for layer in range(_MAX_LAYERS)}
@@ -83,7 +86,11 @@ class RouterTap:
                     if string_at(name_at, width) != prefix:
                         return False
                     layer = names.get(string_at(name_at))
-                    if layer is None or not self.enabled:
+                    if layer is None:
+                        return False
+                    if self.rewrite is not None:
+                        return True
+                    if not self.enabled:
                         return False
                     if self.want is not None and not self.want(layer):
                         counters.skipped += 1
@@ -103,6 +110,10 @@ class RouterTap:
         return L.ggml_backend_sched_eval_callback(on_node)
 
     def _look(self, address: int, layer: int) -> None:
+        if self.rewrite is not None:
+            self.rewrite(address, layer)
+            if not self.enabled:
+                return
         ids = read_ids(address)
         counters = self.counters
         counters.splits += 1
