@@ -66,7 +66,7 @@ class RouterTap:
     want: Callable[[int], bool] | None = None
     """Asked for each layer before it is tapped; None taps all."""
     rewrite: Callable[[int, int], None] | None = None
-    """Given a computed node's address and its layer before the ids are read, to put others there: how a benchmark forces
+    """Given a computed node's address and its layer before the ids are read, to put others there: so a benchmark forces
     recorded routes. While it is set every layer is looked at."""
 
     def __post_init__(self) -> None:
