@@ -1,0 +1,58 @@
+"""What the kernel knows of this process and this machine at one moment: faults, bytes read, memory, pressure.
+
+A few small files under /proc and the cgroup, some hundreds of microseconds in all; never the model. What the daemon
+knows of itself is in `snapshot`.
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertd.pages import locks, memory
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Counters of the process since its start, and the machine now. `stall_*` seconds are PSI's, of the cgroup where
+    it has its own, else of the machine since boot; None where the kernel keeps none."""
+
+    major_faults: int = 0
+    minor_faults: int = 0
+    read_nbytes: int = 0
+    locked_nbytes: int = 0
+    stall_some_seconds: float | None = None
+    stall_full_seconds: float | None = None
+    available_nbytes: int = 0
+    limit_nbytes: int = 0
+    swap_used_nbytes: int = 0
+
+
+def take(proc_io: Path = Path("/proc/self/io")) -> Readings:
+    """Read it all now."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    machine = memory.snapshot()
+    pressure = machine.pressure
+    return Readings(
+        major_faults=usage.ru_majflt,
+        minor_faults=usage.ru_minflt,
+        read_nbytes=_read_nbytes(proc_io),
+        locked_nbytes=locks.locked_by_kernel(),
+        stall_some_seconds=pressure.some_seconds if pressure else None,
+        stall_full_seconds=pressure.full_seconds if pressure else None,
+        available_nbytes=machine.usable_bytes,
+        limit_nbytes=machine.limit_bytes,
+        swap_used_nbytes=machine.swap_used_bytes,
+    )
+
+
+def _read_nbytes(path: Path) -> int:
+    """Bytes that this process made the disk read. 0 where the kernel does not account for it."""
+    try:
+        for line in path.read_text().splitlines():
+            if line.startswith("read_bytes:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0

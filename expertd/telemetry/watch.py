@@ -1,0 +1,165 @@
+"""Takes a sample every few seconds, compares it with an older one, and keeps the verdict.
+
+On the event loop; one tick costs a snapshot and a few small files. A change of cause is said in the log once two ticks
+agree on it, so that one odd window does not talk. What the figures mean is `verdict`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from expertd.telemetry import readings
+from expertd.telemetry.readings import Readings
+from expertd.telemetry.snapshot import Snapshot
+from expertd.telemetry.verdict import STARTING, Verdict, Window, decide
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 2.0
+_WINDOW_SECONDS = 10.0
+_MEMORY_SECONDS = 180.0
+# Requests after which the usual hit ratio has half forgotten what was before.
+_USUAL_REQUESTS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One moment; `at` is monotonic seconds."""
+
+    at: float
+    daemon: Snapshot
+    kernel: Readings
+
+
+class Watch:
+    """The verdict of one daemon. `tick` is called on the event loop, `verdict` may be read anywhere.
+
+    `disk_rate` is the probed speed of the model's disk in bytes a second where it is known, `read_ahead_kb` gives its
+    setting now.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        kernel: Callable[[], Readings] = readings.take,
+        *,
+        disk_rate: float | None = None,
+        read_ahead_kb: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.verdict: Verdict = STARTING
+        self.last_busy: Verdict | None = None
+        """The last verdict that was not idle or starting: the answer to "why was it slow just now"."""
+        self._snapshot, self._kernel, self._read_ahead_kb = snapshot, kernel, read_ahead_kb
+        self._disk_rate = disk_rate or 0.0
+        self._samples: deque[Sample] = deque()
+        self._usual: float | None = None
+        self._candidate = self._said = STARTING.cause
+        self._thrashing_said = False
+
+    def tick(self, now: float) -> Verdict:
+        """Take a sample at `now` (monotonic seconds) and decide."""
+        sample = Sample(now, self._snapshot(), self._kernel())
+        while self._samples and now - self._samples[0].at > _MEMORY_SECONDS:
+            self._samples.popleft()
+        before = next((s for s in reversed(self._samples) if now - s.at >= _WINDOW_SECONDS - 0.01), None)
+        before = before or (self._samples[0] if self._samples else None)
+        self._samples.append(sample)
+        if before is None:
+            return self.verdict
+        window = self._window(before, sample)
+        self._learn(before, sample, window)
+        self._keep(decide(window))
+        return self.verdict
+
+    def _window(self, old: Sample, new: Sample) -> Window:
+        a, b = old.daemon, new.daemon
+        seconds = new.at - old.at
+        read = new.kernel.read_nbytes - old.kernel.read_nbytes
+        self._disk_rate = max(self._disk_rate, *self._rates())
+        model = b.model
+        return Window(
+            seconds=seconds,
+            state=b.state,
+            steering=b.steering,
+            in_flight=b.requests.in_flight,
+            queued=b.requests.queued,
+            prompt_tokens=_computed(b) - _computed(a),
+            generated_tokens=b.requests.generated_tokens - a.requests.generated_tokens,
+            prompt_seconds=b.requests.prompt_seconds - a.requests.prompt_seconds,
+            generation_seconds=b.requests.generation_seconds - a.requests.generation_seconds,
+            queue_seconds=b.requests.queue_seconds - a.requests.queue_seconds,
+            wait_seconds=b.pager.wait_seconds - a.pager.wait_seconds,
+            requests=_decoded(b)[0] - _decoded(a)[0],
+            hits=_decoded(b)[1] - _decoded(a)[1],
+            usual_hit_ratio=self._usual,
+            miss_nbytes=_missed(b) - _missed(a),
+            read_nbytes=read,
+            read_since_start_nbytes=new.kernel.read_nbytes,
+            major_faults=new.kernel.major_faults - old.kernel.major_faults,
+            disk_rate=self._disk_rate or None,
+            read_ahead_kb=self._read_ahead_kb(),
+            evicted=_evicted(b) - _evicted(a),
+            dropped=b.cache.evictions.get("dropped", 0) - a.cache.evictions.get("dropped", 0),
+            capacity_nbytes=b.cache.capacity_nbytes,
+            capacity_before_nbytes=max(s.daemon.cache.capacity_nbytes for s in self._samples),
+            budget_auto=b.cache.budget_auto,
+            resident_nbytes=b.cache.resident_nbytes,
+            expert_nbytes=model.expert_nbytes if model else 0,
+            model_nbytes=model.expert_nbytes + model.dense_nbytes if model else 0,
+            stall_seconds=_stalled(old.kernel, new.kernel),
+            swap_grown_nbytes=new.kernel.swap_used_nbytes - old.kernel.swap_used_nbytes,
+        )
+
+    def _rates(self) -> tuple[float]:
+        """The read rate since the last tick. A disk can give at least what it has given."""
+        old, new = self._samples[-2], self._samples[-1]
+        return ((new.kernel.read_nbytes - old.kernel.read_nbytes) / max(0.5, new.at - old.at),)
+
+    def _learn(self, old: Sample, new: Sample, window: Window) -> None:
+        """Move the usual hit ratio; windows overlap, so each counts by the share of it that is new."""
+        ratio = window.hit_ratio
+        if ratio is None:
+            return
+        last = self._samples[-2]
+        weight = min(1.0, (_decoded(new.daemon)[0] - _decoded(last.daemon)[0]) / _USUAL_REQUESTS)
+        self._usual = ratio if self._usual is None else self._usual + weight * (ratio - self._usual)
+
+    def _keep(self, verdict: Verdict) -> None:
+        agreed = verdict.cause == self._candidate
+        self._candidate = verdict.cause
+        if verdict.cause in ("starting", "idle"):
+            self.verdict = verdict
+            return
+        if self.verdict.cause in ("starting", "idle") or agreed:
+            self.verdict = self.last_busy = verdict
+        if agreed and (verdict.cause != self._said or verdict.thrashing != self._thrashing_said):
+            self._said, self._thrashing_said = verdict.cause, verdict.thrashing
+            log.log(logging.WARNING if verdict.thrashing else logging.INFO, "%s", verdict.line())
+
+
+def _computed(snapshot: Snapshot) -> int:
+    return snapshot.requests.prompt_tokens - snapshot.requests.cached_prompt_tokens
+
+
+def _decoded(snapshot: Snapshot) -> tuple[int, int]:
+    """(requests, hits) of decoding; prompts touch nearly all experts and would drown it."""
+    cache = snapshot.cache
+    return cache.requests - cache.prompt_requests, cache.hits - cache.prompt_hits
+
+
+def _missed(snapshot: Snapshot) -> int:
+    return snapshot.cache.request_nbytes - snapshot.cache.hit_nbytes
+
+
+def _evicted(snapshot: Snapshot) -> int:
+    """Experts given up for others; not those that a smaller budget or the kernel took."""
+    return sum(n for cause, n in snapshot.cache.evictions.items() if cause in ("route", "predict", "transient"))
+
+
+def _stalled(old: Readings, new: Readings) -> float | None:
+    if old.stall_some_seconds is None or new.stall_some_seconds is None:
+        return None
+    return new.stall_some_seconds - old.stall_some_seconds
