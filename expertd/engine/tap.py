@@ -67,7 +67,9 @@ class RouterTap:
     """Asked for each layer before it is tapped; None taps all."""
     rewrite: Callable[[int, int], None] | None = None
     """Given a computed node's address and its layer before the ids are read, to put others there: so a benchmark forces
-    recorded routes. While it is set every layer is looked at."""
+    recorded routes. While it is set the graph is cut at every layer."""
+    _report: bool = True
+    """Whether the node that was asked for is to be reported too; llama.cpp asks and shows in pairs."""
 
     def __post_init__(self) -> None:
         names = {_PREFIX + str(layer).encode(): layer for layer in range(_MAX_LAYERS)}
@@ -88,14 +90,12 @@ class RouterTap:
                     layer = names.get(string_at(name_at))
                     if layer is None:
                         return False
-                    if self.rewrite is not None:
-                        return True
-                    if not self.enabled:
-                        return False
-                    if self.want is not None and not self.want(layer):
+                    wanted = self.enabled
+                    if wanted and self.want is not None and not self.want(layer):
                         counters.skipped += 1
-                        return False
-                    return True
+                        wanted = False
+                    self._report = wanted
+                    return wanted or self.rewrite is not None
                 layer = names.get(string_at(name_at))
                 if layer is not None:
                     began = time.perf_counter()
@@ -112,7 +112,7 @@ class RouterTap:
     def _look(self, address: int, layer: int) -> None:
         if self.rewrite is not None:
             self.rewrite(address, layer)
-            if not self.enabled:
+            if not self._report:
                 return
         ids = read_ids(address)
         counters = self.counters
