@@ -68,7 +68,7 @@ class RouterTap:
     rewrite: Callable[[int, int], None] | None = None
     """Given a computed node's address and its layer before the ids are read, to put others there: so a benchmark forces
     recorded routes. While it is set the graph is cut at every layer."""
-    _report: bool = True
+    _report: bool = field(default=True, init=False)
     """Whether the node that was asked for is to be reported too; llama.cpp asks and shows in pairs."""
 
     def __post_init__(self) -> None:
