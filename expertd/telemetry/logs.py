@@ -106,7 +106,7 @@ class JsonFormatter(logging.Formatter):
             entry |= {key: value for key, value in fields.items() if key not in entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        return json.dumps(entry, default=str)
 
 
 def _source(record: logging.LogRecord) -> str:
