@@ -70,9 +70,12 @@ def _libc() -> ctypes.CDLL:
         ("mmap", pointer, (pointer, size, integer, integer, integer, offset)),
         ("munmap", integer, (pointer, size)),
         ("readahead", ctypes.c_ssize_t, (integer, ctypes.c_int64, size)),
+        ("preadv2", ctypes.c_ssize_t, (integer, pointer, integer, offset, integer)),
         ("syscall", ctypes.c_long, None),
     ):
-        function = getattr(lib, name)
+        function = getattr(lib, name, None)
+        if function is None:
+            continue
         function.restype = result
         if arguments is not None:
             function.argtypes = arguments
@@ -82,6 +85,32 @@ def _libc() -> ctypes.CDLL:
 def madvise_call() -> Any:
     """The bare `madvise(address, nbytes, advice) -> 0 | -1`, for the loop that fetches; errno by `last_errno`."""
     return _libc().madvise
+
+
+class Touch:
+    """A read of file pages that neither waits nor copies: it only makes the kernel's read-ahead see an access.
+
+    RWF_NOWAIT keeps it from waiting, and the null buffer from copying a page that is there (EFAULT). What it returns
+    says nothing, so nothing is returned. One per thread.
+    """
+
+    class _Vector(ctypes.Structure):
+        _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+    _NOWAIT = 8
+
+    def __init__(self) -> None:
+        self._vector = self._Vector(None, 0)
+        self._address = ctypes.addressof(self._vector)
+        self._call = getattr(_libc(), "preadv2", None)
+
+    @property
+    def possible(self) -> bool:
+        return self._call is not None
+
+    def __call__(self, fd: int, offset: int, nbytes: int) -> None:
+        self._vector.nbytes = nbytes
+        self._call(fd, self._address, 1, offset, self._NOWAIT)  # type: ignore[misc]
 
 
 def last_errno() -> int:

@@ -124,9 +124,7 @@ def _open(path: Path) -> tuple[int, os.stat_result]:
     return fd, os.fstat(fd)
 
 
-def _mapped(
-    path: Path, fd: int, stat: os.stat_result, base: int, covered: tuple[tuple[int, int], ...]
-) -> MappedFile:
+def _mapped(path: Path, fd: int, stat: os.stat_result, base: int, covered: tuple[tuple[int, int], ...]) -> MappedFile:
     return MappedFile(path, fd, stat.st_size, base, covered, (stat.st_dev, stat.st_ino), stat.st_mtime_ns)
 
 

@@ -117,7 +117,7 @@ def _memberships(root: Path) -> list[tuple[int, Path, Path]]:
     for kind, mount_root, mount in _mounts(root):
         if kind in own:
             path = own[kind]
-            inner = path[len(mount_root):] if mount_root != "/" and path.startswith(mount_root) else path
+            inner = path[len(mount_root) :] if mount_root != "/" and path.startswith(mount_root) else path
             directory = mount / inner.lstrip("/")
             found.append((1 if kind == "v1" else 2, mount, directory if directory.is_dir() else mount))
     return found
@@ -178,9 +178,7 @@ def _pressure(root: Path, cgroup: Cgroup | None) -> Pressure | None:
     if "some" not in rows:
         return None
     some, full = rows["some"], rows.get("full", {})
-    return Pressure(
-        some.get("total", 0) / 1e6, full.get("total", 0) / 1e6, some.get("avg10", 0), full.get("avg10", 0)
-    )
+    return Pressure(some.get("total", 0) / 1e6, full.get("total", 0) / 1e6, some.get("avg10", 0), full.get("avg10", 0))
 
 
 def _text(path: Path) -> str:

@@ -1,8 +1,9 @@
 """Bring experts into the page cache, drop them, and lock them: the doing of what `cache` decides.
 
-Addresses are computed once: each layer keeps (base address of its stacked tensor, stride) in matmul order, so a fetch
-is a loop of madvise calls. `fetch` belongs to the engine thread; `evict`, `pin`, `lock_extents` and `wait` may run on
-another (`worker`), one thread at a time. Locks of pages live in `locks`, residency in `residency`.
+Places are computed once: each layer keeps offset and stride of its stacked tensors in matmul order, so a fetch is a
+loop of `Lane.read`. `fetch` belongs to the engine thread; `prefetch`, `evict`, `pin`, `lock_extents` and `wait` may run
+on another (`worker`), one thread at a time. Reading itself lives in `windows`, locks of pages in `locks`, residency in
+`residency`.
 
 The page at a border belongs to two experts. A fetch covers it. An eviction takes it along only when the neighbour on
 its other side in the same tensor is out as well, by `held`, one byte an expert; the border of a whole tensor always
@@ -21,16 +22,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-from expertd.pages import libc, ranges
+from expertd.pages import libc, ranges, windows
+from expertd.pages.disk import read_limits
 from expertd.pages.locks import LockReport, PageLocks
-from expertd.pages.mapping import MappedFiles
+from expertd.pages.mapping import MappedFile, MappedFiles
 from expertd.types import ExpertLayout, ExpertTensor, Extent
 
 log = logging.getLogger(__name__)
-
-# One WILLNEED reads at most max(read_ahead_kb, max_sectors_kb) and drops the rest without a word, so it is asked in
-# pieces that every disk takes whole. 128 KiB is the kernel's default for the first of the two.
-DEFAULT_CHUNK = 128 << 10
+# Experts that calibration may read and drop.
+_TRIES = 4
 
 
 @dataclass(slots=True)
@@ -39,9 +39,7 @@ class PagerCounters:
 
     fetches: int = 0
     fetched_experts: int = 0
-    fetch_calls: int = 0
     fetch_bytes: int = 0
-    fetch_errors: int = 0
     fetch_ns: int = 0
     evicted_experts: int = 0
     evict_calls: int = 0
@@ -55,22 +53,20 @@ class PagerCounters:
 
 
 class _Tensor:
-    """A stacked tensor with its address. `first` and `last` are the file offsets between which borders are its own."""
+    """A stacked tensor. Small experts that follow each other are read in one call."""
 
-    __slots__ = ("address", "count", "fd", "file", "offset", "stride")
+    __slots__ = ("count", "file", "merges", "offset", "stride")
 
-    def __init__(self, tensor: ExpertTensor, count: int, mapping: MappedFiles) -> None:
-        f = mapping.files[tensor.file]
-        self.file, self.fd = tensor.file, f.fd
-        self.address, self.offset = f.base + tensor.offset, tensor.offset
-        self.stride, self.count = tensor.stride, count
+    def __init__(self, tensor: ExpertTensor, count: int) -> None:
+        self.file, self.offset, self.stride, self.count = tensor.file, tensor.offset, tensor.stride, count
+        self.merges = tensor.stride < windows.MIN_PAGES * libc.PAGE
 
 
 class Pager:
     """Fetch, evict and pin experts of one model by id. See the module for which thread calls what."""
 
-    def __init__(self, layout: ExpertLayout, mapping: MappedFiles, *, chunk: int = DEFAULT_CHUNK) -> None:
-        self.layout, self.mapping, self.chunk = layout, mapping, chunk
+    def __init__(self, layout: ExpertLayout, mapping: MappedFiles) -> None:
+        self.layout, self.mapping = layout, mapping
         self.counters = PagerCounters()
         self.held = bytearray(layout.n_layers * layout.n_experts)
         self.locks = PageLocks(libc.PAGE)
@@ -78,14 +74,64 @@ class Pager:
         self._n = layout.n_experts
         self._tensors: list[tuple[_Tensor, ...]] = [()] * layout.n_layers
         for moe in layout.layers:
-            self._tensors[moe.layer] = tuple(_Tensor(t, moe.n_experts, mapping) for t in moe.tensors)
-        self._madvise = libc.madvise_call()
+            self._tensors[moe.layer] = tuple(_Tensor(t, moe.n_experts) for t in moe.tensors)
+        typical = min((t.stride for moe in layout.layers for t in moe.tensors), default=0)
+        limits = [read_limits(f.path) for f in mapping.files]
+        self._plans = [windows.plan_for(limit, typical) for limit in limits]
+        chunk = 1024 * min(max(limit.read_ahead_kb, limit.max_sectors_kb) for limit in limits)
+        self._lane = windows.Lane(mapping, self._plans, chunk)
+        self._side = windows.Lane(mapping, self._plans, chunk)
+
+    def calibrate(self) -> str:
+        """Try on a few experts that nobody holds whether reading in large folios is exact here, and how to go on.
+
+        Returns "windows" or "plain". Before this it is "windows" where the device's limits allow it. Reads and drops
+        a few MiB; engine thread, before the first token.
+        """
+        if not any(self._plans):
+            return "plain"
+        free = [e for moe in self.layout.layers for e in (moe.layer * self._n, moe.layer * self._n + moe.n_experts // 2)
+                if not self.held[e]][:_TRIES]  # fmt: skip
+        self._drop(free)
+        exact = self._lane.exact([e for expert in free for e in self.layout.extents(expert)])
+        # Pages on their way cannot be dropped.
+        self.wait(free)
+        self._drop(free)
+        if not exact:
+            log.info(
+                "reading by WILLNEED: large folios %s", "read too much" if exact is False else "could not be tried"
+            )
+            self._lane.plain()
+            self._side.plain()
+            return "plain"
+        if any(plan is not None and plan.needs_random for plan in self._plans):
+            self._advise(libc.MADV_RANDOM)
+        return "windows"
+
+    def close(self) -> None:
+        """Give descriptors and advice back; locks go with the mapping."""
+        self._lane.close()
+        self._side.close()
+
+    def _advise(self, advice: int) -> None:
+        """Advice on all stacked tensors, wholly owned pages only."""
+        for moe in self.layout.layers:
+            for t in moe.tensors:
+                start, end = ranges.owned(t.offset, t.offset + t.stride * moe.n_experts, libc.PAGE)
+                libc.madvise(self.mapping.files[t.file].base + start, end - start, advice)
 
     def fetch(self, experts: Sequence[int]) -> None:
         """Start reading these experts (ids ascending), without waiting: gates, then ups, then downs, layer by layer.
 
-        Costs a few system calls an expert; call it only with something to fetch.
+        Engine thread. Costs a few system calls an expert; call it only with something to fetch.
         """
+        self._fetch(experts, self._lane)
+
+    def prefetch(self, experts: Sequence[int]) -> None:
+        """As `fetch`, for the worker's thread."""
+        self._fetch(experts, self._side)
+
+    def _fetch(self, experts: Sequence[int], lane: windows.Lane) -> None:
         started, counters, held, n = perf_counter_ns(), self.counters, self.held, self._n
         for expert in experts:
             held[expert] = 1
@@ -95,45 +141,34 @@ class Pager:
             j = i + 1
             while j < count and experts[j] // n == layer:
                 j += 1
-            self._fetch_layer(layer * n, self._tensors[layer], experts[i:j] if j - i < count else experts)
+            self._fetch_layer(layer * n, self._tensors[layer], experts[i:j] if j - i < count else experts, lane)
             i = j
         counters.fetches += 1
         counters.fetched_experts += count
         counters.fetch_ns += perf_counter_ns() - started
 
-    def _fetch_layer(self, first: int, tensors: tuple[_Tensor, ...], experts: Sequence[int]) -> None:
-        madvise, chunk, mask, willneed = self._madvise, self.chunk, -libc.PAGE, libc.MADV_WILLNEED
-        calls = nbytes = 0
+    def _fetch_layer(
+        self, first: int, tensors: tuple[_Tensor, ...], experts: Sequence[int], lane: windows.Lane
+    ) -> None:
+        nbytes = 0
         for t in tensors:
-            base, stride = t.address - first * t.stride, t.stride
+            base, stride, merges = t.offset - first * t.stride, t.stride, t.merges
             i, count = 0, len(experts)
             while i < count:
-                expert = experts[i]
+                expert, run = experts[i], 1
                 i += 1
-                run = 1
-                while i < count and experts[i] == expert + run:
+                while merges and i < count and experts[i] == expert + run:
                     i, run = i + 1, run + 1
-                at = base + expert * stride
-                end = at + run * stride
-                nbytes += end - at
-                at &= mask
-                while at < end:
-                    step = chunk if end - at > chunk else end - at
-                    calls += 1
-                    if madvise(at, step, willneed):
-                        self._failed("fetch")
-                    at += step
-        self.counters.fetch_calls += calls
+                start = base + expert * stride
+                lane.read(t.file, start, start + run * stride)
+            nbytes += count * stride
         self.counters.fetch_bytes += nbytes
 
     def fetch_extents(self, extents: Iterable[Extent]) -> None:
-        """Start reading ranges in the order given (dense weights, merged neighbours). Any thread."""
-        for start, end in self._addresses(extents):
-            for at, nbytes in ranges.chunks(start, end, self.chunk):
-                self.counters.fetch_calls += 1
-                self.counters.fetch_bytes += nbytes
-                if self._madvise(at, nbytes, libc.MADV_WILLNEED):
-                    self._failed("fetch")
+        """Start reading ranges in the order given (dense weights, merged neighbours). Worker's thread."""
+        for e in extents:
+            self.counters.fetch_bytes += e.nbytes
+            self._side.read(e.file, e.offset, e.end)
 
     def wait(self, experts: Sequence[int]) -> None:
         """Return when the experts' pages are there and mapped. Fetch them first: this one reads as a fault does."""
@@ -184,7 +219,7 @@ class Pager:
         for layer, indices in by_layer.items():
             for t in self._tensors[layer]:
                 for start, end in ranges.merge(self._free_range(t, layer * self._n, index) for index in indices):
-                    total += self._drop_range(self.mapping.files[t.file].base, t.fd, start, end)
+                    total += self._drop_range(self.mapping.files[t.file], start, end)
         self.counters.evicted_experts += len(experts)
         self.counters.evict_ns += perf_counter_ns() - started
         return total
@@ -202,14 +237,14 @@ class Pager:
             end = ranges.ceil(start + t.stride, page)
         return own, end
 
-    def _drop_range(self, base: int, fd: int, start: int, end: int) -> int:
+    def _drop_range(self, f: MappedFile, start: int, end: int) -> int:
         self.counters.evict_calls += 1
         # A mapped page survives the fadvise, so the mapping goes first.
-        code = libc.madvise(base + start, end - start, libc.MADV_DONTNEED)
+        code = libc.madvise(f.base + start, end - start, libc.MADV_DONTNEED)
         if code:
             self.counters.evict_errors += 1
         try:
-            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(f.fd, start, end - start, os.POSIX_FADV_DONTNEED)
         except OSError:
             self.counters.evict_errors += 1
             return 0
@@ -222,15 +257,14 @@ class Pager:
         for e in ranges.merge_extents(extents):
             start, end = ranges.owned(e.offset, e.end, libc.PAGE)
             if end > start:
-                f = self.mapping.files[e.file]
-                total += self._drop_range(f.base, f.fd, start, end)
+                total += self._drop_range(self.mapping.files[e.file], start, end)
         return total
 
     def pin(self, experts: Sequence[int]) -> list[int]:
         """Read in and lock experts until the limit; returns those that are locked now. Never raises for a limit."""
         fresh = [e for e in experts if e not in self._pinned]
         if fresh:
-            self.fetch(sorted(fresh))
+            self.prefetch(sorted(fresh))
         done = []
         for expert in experts:
             if expert in self._pinned or self._lock(self.layout.extents(expert)):
@@ -270,17 +304,22 @@ class Pager:
             log.warning("%s", report.warning())
         return report
 
+    @property
+    def fetch_errors(self) -> int:
+        """Reads that the kernel refused; such pages are read by faults."""
+        return self._lane.errors + self._side.errors
+
+    @property
+    def fetch_calls(self) -> int:
+        """System calls made to read."""
+        return self._lane.calls + self._side.calls
+
+    @property
+    def windows(self) -> int:
+        """Reads that went in large folios."""
+        return self._lane.windows + self._side.windows
+
     def _exact(self, extents: Iterable[Extent]) -> Iterable[tuple[int, int]]:
         for e in extents:
             base = self.mapping.files[e.file].base
             yield base + e.offset, base + e.end
-
-    def _addresses(self, extents: Iterable[Extent]) -> Iterable[tuple[int, int]]:
-        for start, end in self._exact(extents):
-            yield ranges.span(start, end, libc.PAGE)
-
-    def _failed(self, what: str) -> None:
-        self.counters.fetch_errors += 1
-        if self.counters.fetch_errors == 1:
-            code = libc.last_errno()
-            log.warning("%s: madvise failed with %s; such pages are read by faults", what, errno.errorcode.get(code))

@@ -46,9 +46,7 @@ def merge_extents(extents: Iterable[Extent], gap: int = 0) -> list[Extent]:
     by_file: dict[int, list[tuple[int, int]]] = {}
     for e in extents:
         by_file.setdefault(e.file, []).append((e.offset, e.end))
-    return [
-        Extent(file, start, end - start) for file in sorted(by_file) for start, end in merge(by_file[file], gap)
-    ]
+    return [Extent(file, start, end - start) for file in sorted(by_file) for start, end in merge(by_file[file], gap)]
 
 
 def chunks(start: int, end: int, chunk: int) -> Iterator[tuple[int, int]]:

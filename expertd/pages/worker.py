@@ -189,7 +189,7 @@ class PagerWorker:
                 self.pager.drop_released(evictions)
             if prefetch:
                 self.counters.prefetched_experts += len(prefetch)
-                self.pager.fetch(prefetch)
+                self.pager.prefetch(prefetch)
         except Exception:
             self.counters.failed += 1
             log.exception("page work failed")
