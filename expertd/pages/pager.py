@@ -93,6 +93,9 @@ class Pager:
         free = [e for moe in self.layout.layers for e in (moe.layer * self._n, moe.layer * self._n + moe.n_experts // 2)
                 if not self.held[e]][:_TRIES]  # fmt: skip
         self._drop(free)
+        random = any(plan is not None and plan.needs_random for plan in self._plans)
+        if random:
+            self._advise(libc.MADV_RANDOM)
         exact = self._lane.exact([e for expert in free for e in self.layout.extents(expert)])
         # Pages on their way cannot be dropped.
         self.wait(free)
@@ -103,9 +106,9 @@ class Pager:
             )
             self._lane.plain()
             self._side.plain()
+            if random:
+                self._advise(libc.MADV_NORMAL)
             return "plain"
-        if any(plan is not None and plan.needs_random for plan in self._plans):
-            self._advise(libc.MADV_RANDOM)
         return "windows"
 
     def close(self) -> None:
