@@ -39,6 +39,8 @@ from expertd.errors import ConfigError
 _PREFIX = "EXPERTD_"
 # Kubernetes and Docker links set these for a service named expertd; they are no settings.
 _FOREIGN = ("EXPERTD_SERVICE_", "EXPERTD_PORT")
+# Of the verbs that speak to a daemon, and the name of the file itself.
+_NOT_SETTINGS = ("EXPERTD_CONFIG", "EXPERTD_API_KEY", "EXPERTD_ADMIN_KEY", "EXPERTD_URL")
 _SECRET = re.compile("key|token|secret|password", re.IGNORECASE)
 
 
@@ -170,7 +172,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, _Given]:
     by_variable = {s.variable: s for s in settings().values()}
     given = {}
     for variable, text in sorted(env.items()):
-        if not variable.startswith(_PREFIX) or variable == "EXPERTD_CONFIG" or variable.startswith(_FOREIGN):
+        if not variable.startswith(_PREFIX) or variable in _NOT_SETTINGS or variable.startswith(_FOREIGN):
             continue
         setting = by_variable.get(variable)
         if setting is None:

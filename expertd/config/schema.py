@@ -34,11 +34,16 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """How llama.cpp runs the model."""
 
     n_ctx: Annotated[
-        int, about("Tokens a conversation can hold; 0 takes what the model was trained for.", ge=0, le=1 << 24)
+        int,
+        about(
+            "Tokens a conversation can hold; 0 takes what the model was trained for.", ge=0, le=1 << 24, flag="--ctx"
+        ),
     ] = 4096
     n_batch: Annotated[int, about("Prompt tokens in one call; 0 chooses.", ge=0, le=1 << 20)] = 0
     n_ubatch: Annotated[int, about("Prompt tokens computed at once; 0 chooses.", ge=0, le=1 << 20)] = 0
-    threads: Annotated[int, about("Threads for decoding; 0 takes the physical cores.", ge=0, le=4096)] = 0
+    threads: Annotated[
+        int, about("Threads for decoding; 0 takes the physical cores.", ge=0, le=4096, flag="--threads")
+    ] = 0
     threads_batch: Annotated[int, about("Threads for prompts; 0 takes as many as for decoding.", ge=0, le=4096)] = 0
     kv_type: Annotated[
         Literal["f16", "q8_0", "q4_0", "bf16", "f32"],
@@ -126,7 +131,9 @@ class CacheSettings(Section, frozen=True, kw_only=True):
             flag="--budget",
         ),
     ] = "auto"
-    policy: Annotated[str, about("Which experts stay; auto moves to the one that hits most.", min_length=1)] = "auto"
+    policy: Annotated[
+        str, about("Which experts stay; auto moves to the one that hits most.", min_length=1, flag="--policy")
+    ] = "auto"
     half_life: Annotated[
         float, about("Tokens after which a use counts half; 0 takes the measured default.", ge=0, le=1e6)
     ] = 0.0
@@ -160,7 +167,9 @@ class WarmSettings(Section, frozen=True, kw_only=True):
 
     level: Annotated[
         Literal["none", "dense", "profile", "all"],
-        about("dense: what every token uses; profile: and the profile's experts; all: up to the budget."),
+        about(
+            "dense: what every token uses; profile: and the profile's experts; all: up to the budget.", flag="--warm"
+        ),
     ] = "dense"
     ready_requires: Annotated[
         Literal["loaded", "warm", "rehearsed"], about("When /readyz and systemd are told that the daemon is ready.")
@@ -178,6 +187,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
             "Unix socket for the admin verbs; auto is admin.sock in RUNTIME_DIRECTORY or XDG_RUNTIME_DIR/expertd; "
             "empty is none.",
             kind="path",
+            flag="--socket",
         ),
     ] = "auto"
     api_keys_file: Annotated[

@@ -60,8 +60,8 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The option that sets it on the command line."""
-        return str((self.meta.extra or {}).get("flag") or f"--{self.section}-{self.name.replace('_', '-')}")
+        """The option of `expertd serve` that sets it."""
+        return str((self.meta.extra or {}).get("flag") or f"--set {self.key}")
 
     @property
     def variable(self) -> str:

@@ -119,6 +119,7 @@ def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
         "EXPERTD_PORT": "tcp://10.0.0.1:80",
         "EXPERTD_PORT_80_TCP": "x",
         "EXPERTD_FOO": "1",
+        "EXPERTD_ADMIN_KEY": "secret",
     }
     assert dict(load(tmp_path, env=links).origins) == {}
 
@@ -230,3 +231,12 @@ def test_any_value_is_taken_or_refused_in_words(key: str, raw: object) -> None:
     except ValueError:
         return
     assert check(setting, accepted) == accepted
+
+
+def test_flags_are_named_as_they_are_written(tmp_path: Path) -> None:
+    config = load(tmp_path, flags={"engine.n_ctx": 512, "cache.half_life": "32", "warm.level": "none"})
+    assert [config.origin(k) for k in ("engine.n_ctx", "cache.half_life", "warm.level")] == [
+        "flag --ctx",
+        "flag --set cache.half_life",
+        "flag --warm",
+    ]

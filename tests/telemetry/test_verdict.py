@@ -234,7 +234,7 @@ def test_the_watch_follows_a_daemon(caplog: pytest.LogCaptureFixture) -> None:
     assert watch.verdict.cause == "idle"
     now = run(daemon, watch, 4.0, 30, 6, 0.97)
     assert watch.verdict.cause == "compute"
-    now = run(daemon, watch, now, 4, 5, 0.5)
+    now = run(daemon, watch, now, 6, 5, 0.5)
     assert watch.verdict.cause == "topic"
     now = run(daemon, watch, now, 30, 6, 0.97)
     assert watch.verdict.cause == "compute"
