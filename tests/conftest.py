@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from expertd.engine import openmp
+
+openmp.load()
+
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:

@@ -1,0 +1,105 @@
+"""What the cache and the queue look like from outside, as JSON-ready dicts. Pure reading; locks for microseconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from expertd.cache.expert_cache import ExpertCache
+from expertd.runtime.admission import Job
+from expertd.runtime.steering import Steering
+
+
+def cache(steering: Steering | None, why: str) -> dict[str, Any]:
+    """`/expertd/cache`. `bytes_read` is what was asked of the disk for experts."""
+    if steering is None:
+        return {
+            "steering": False, "why": why, "budget_bytes": 0, "resident_bytes": 0, "pinned_bytes": 0,
+            "experts": {"total": 0, "resident": 0, "pinned": 0}, "requests": 0, "hits": 0, "misses": 0,
+            "evictions": 0, "hit_ratio": 0.0, "bytes_read": 0, "policy": "none", "layers": [],
+        }  # fmt: skip
+    return {"steering": True, "why": why, **steering.read(lambda c: _cache(c, steering))}
+
+
+def _cache(c: ExpertCache, steering: Steering) -> dict[str, Any]:
+    counters, n = c.counters, steering.layout.n_experts
+    resident = c.resident()
+    by_layer = [0] * steering.layout.n_layers
+    for expert in resident:
+        by_layer[expert // n] += 1
+    layers = []
+    for moe in steering.layout.layers:
+        hits, misses = counters.layer_hits[moe.layer], counters.layer_misses[moe.layer]
+        layers.append(
+            {
+                "layer": moe.layer,
+                "experts": moe.n_experts,
+                "resident": by_layer[moe.layer],
+                "requests": hits + misses,
+                "hits": hits,
+                "misses": misses,
+                "hit_ratio": hits / (hits + misses) if hits + misses else 0.0,
+            }
+        )
+    return {
+        "budget_bytes": c.budget_bytes,
+        "resident_bytes": c.resident_bytes,
+        "pinned_bytes": c.pinned_bytes,
+        "experts": {
+            "total": sum(m.n_experts for m in steering.layout.layers),
+            "resident": len(resident),
+            "pinned": len(c.pinned()),
+        },
+        "requests": counters.requests,
+        "hits": counters.hits,
+        "misses": counters.misses,
+        "evictions": sum(counters.evictions.values()),
+        "hit_ratio": counters.hit_ratio,
+        "bytes_read": steering.pager.counters.fetch_bytes,
+        "policy": c.policy_name,
+        "layers": layers,
+    }
+
+
+def heatmap(steering: Steering) -> dict[str, Any]:
+    """Scores by layer and expert (0 to 1, of the hottest), and states: 0 absent, 1 resident, 2 pinned."""
+
+    def look(c: ExpertCache) -> dict[str, Any]:
+        n, scores = steering.layout.n_experts, c.scores()
+        top = max(scores, default=0.0) or 1.0
+        rows = [m.layer * n for m in steering.layout.layers]
+        return {
+            "layers": [m.layer for m in steering.layout.layers],
+            "n_experts": n,
+            "scores": [[round(s / top, 4) for s in scores[row : row + n]] for row in rows],
+            "state": [[_state(c, e) for e in range(row, row + n)] for row in rows],
+        }
+
+    found: dict[str, Any] = steering.read(look)
+    return found
+
+
+def _state(c: ExpertCache, expert: int) -> int:
+    if c.is_pinned(expert):
+        return 2
+    return 1 if c.is_resident(expert) else 0
+
+
+def slot(job: Job, position: int | None) -> dict[str, Any]:
+    """One request: running (`position` None) or waiting."""
+    now = time.monotonic()
+    return {
+        "id": 0,
+        "is_processing": position is None,
+        "position": 0 if position is None else position,
+        "request_id": job.request.request_id,
+        "n_prompt_tokens": len(job.request.prompt),
+        "n_prompt_done": job.done_prompt,
+        "n_decoded": job.n_generated,
+        "waiting_seconds": round((job.started_at or now) - job.queued_at, 3),
+        "running_seconds": round(now - job.started_at, 3) if job.started_at else 0.0,
+    }
+
+
+def idle_slot() -> dict[str, Any]:
+    return {"id": 0, "is_processing": False}

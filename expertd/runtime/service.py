@@ -1,0 +1,189 @@
+"""The model behind the server: state, requests and the expert cache, as the event loop sees them.
+
+Lives on the event loop. The engine thread (`worker`) does the work, the pager's thread the page work; only plain reads
+and `call_soon_threadsafe` go between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from expertd.engine.generate import check_fits
+from expertd.engine.requests import Event, Finished, GenerationRequest, Queued
+from expertd.errors import ExpertdError, NotReadyError
+from expertd.runtime import report
+from expertd.runtime.admission import Job, RequestQueue
+from expertd.runtime.session import ModelInfo, Session, open_session
+from expertd.runtime.settings import RuntimeSettings
+from expertd.runtime.stats import Stats
+from expertd.runtime.steering import Steering
+from expertd.runtime.worker import EngineThread
+
+log = logging.getLogger("expertd.service")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the load or the warm-up is. `what` is load, dense, warm or empty; units are bytes, or percent of load."""
+
+    what: str = ""
+    done: int = 0
+    total: int = 0
+
+
+class Service:
+    """`start`, then requests, then `stop`. States: loading, warming, ready, stopping, failed."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self.settings = settings
+        self.stats = Stats()
+        self.state = "loading"
+        self.failure = ""
+        self.progress = Progress()
+        self.changed = asyncio.Event()
+        """Set at each change of the state; `wait_changed` waits for the next one."""
+        self._queue = RequestQueue(settings.max_queue)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine = EngineThread(
+            partial(open_session, settings, self.stats, self._report), self._queue, self.stats, self._on_change,
+            self._warm,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Begins to load, in the engine thread. Call it on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._engine.start()
+
+    async def stop(self, seconds: float = 10.0) -> bool:
+        """Ends running requests and frees the model. False when the engine did not end in time."""
+        self._set_state("stopping", "")
+        self._queue.close(lambda: NotReadyError("expertd is stopping", hint="try again later"))
+        return await asyncio.to_thread(self._engine.stop, seconds)
+
+    async def wait_changed(self) -> str:
+        """The state, after it has changed once more."""
+        await self.changed.wait()
+        return self.state
+
+    def _report(self, what: str, done: int, total: int) -> None:
+        self.progress = Progress(what, done, total)
+
+    def _on_change(self, state: str, why: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._set_state, state, why)
+
+    def _set_state(self, state: str, why: str) -> None:
+        if self.state in ("stopping", "failed") and state != "stopping":
+            return
+        self.state, self.failure = state, why
+        if state == "failed":
+            log.error("%s", why)
+            self._queue.close(lambda: NotReadyError(why))
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _warm(self, session: Session) -> None:
+        """Before the state is ready, in the engine thread."""
+
+    @property
+    def session(self) -> Session | None:
+        return self._engine.session
+
+    @property
+    def steering(self) -> Steering | None:
+        session = self._engine.session
+        return session.steering if session else None
+
+    @property
+    def model(self) -> ModelInfo | None:
+        session = self._engine.session
+        return session.info if session else None
+
+    def _loaded(self) -> Session:
+        session = self._engine.session
+        if session is None or self.state in ("failed", "stopping"):
+            raise NotReadyError(
+                self.failure or f"the model is not ready: {self.state}", hint="ask /readyz for progress"
+            )
+        return session
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return self._loaded().model.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Sequence[int], *, special: bool = False) -> bytes:
+        return self._loaded().model.detokenize(ids, special=special)
+
+    def piece(self, token: int) -> bytes:
+        return self._loaded().model.piece(token, special=True)
+
+    def apply_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: dict[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. RequestError with the template's message where it refuses."""
+        return self._loaded().template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        """Queued*, PromptProgress*, Piece*, Finished. Closing the generator cancels the request within a token.
+
+        Before the first event: NotReadyError, QueueFullError, ContextFullError, RequestError. Later: EngineError.
+        """
+        session = self._loaded()
+        if self.state != "ready":
+            raise NotReadyError(f"the model is not ready: {self.state}", hint="ask /readyz for progress")
+        check_fits(request, session.context.n_ctx)
+        job = Job(request, asyncio.get_running_loop())
+        try:
+            position = self._queue.put(job)
+        except ExpertdError:
+            self.stats.rejected += 1
+            raise
+        finished = False
+        try:
+            if position:
+                yield Queued(position)
+            while not finished:
+                event = await job.events.get()
+                if isinstance(event, ExpertdError):
+                    finished = True
+                    raise event
+                finished = isinstance(event, Finished)
+                yield event
+        finally:
+            if not finished and not self._queue.remove(job):
+                self._engine.cancel(job)
+
+    def slots(self) -> list[dict[str, Any]]:
+        """The running request and those that wait, in order; nothing of their text."""
+        running = self._queue.running
+        rows = [report.slot(running, None)] if running else [report.idle_slot()]
+        return rows + [report.slot(job, position + 1) for position, job in enumerate(self._queue.waiting())]
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue.waiting())
+
+    @property
+    def running(self) -> bool:
+        return self._queue.running is not None
+
+    def cache_report(self) -> dict[str, Any]:
+        """The keys of `/expertd/cache`; zeros where nothing is steered."""
+        session = self._engine.session
+        return report.cache(session.steering if session else None, session.choice.why if session else self.state)
+
+    def heatmap(self) -> dict[str, Any]:
+        """Layers x experts: how hot, whether resident and pinned."""
+        steering = self.steering
+        return report.heatmap(steering) if steering else {"layers": [], "n_experts": 0, "scores": [], "state": []}

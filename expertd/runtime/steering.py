@@ -1,0 +1,182 @@
+"""Joins the router tap, the expert cache and the pager: what was routed is fetched, what must go is dropped.
+
+`routed` runs in the engine thread, inside llama.cpp's callback, once a layer. The cache has one lock, which is held for
+the decision and never across a system call. Evictions go to the pager's thread; the engine waits for none of them.
+
+How a layer is handled:
+1. Nothing to decide (all its experts are resident and nothing was evicted lately): it is looked at only at every
+   `SAMPLE_TOKENS`th token, for the statistics.
+2. Else ask the cache, fetch what is missing in the order the matmul reads it, hand over what must go.
+3. In a prompt that uses nearly all experts of a layer, the next layer's are read ahead while this one computes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from expertd.cache.decision import Decision
+from expertd.cache.expert_cache import ExpertCache
+from expertd.pages.pager import Pager
+from expertd.pages.worker import PagerWorker
+from expertd.runtime.stats import Stats
+from expertd.types import ExpertLayout, Phase
+
+SAMPLE_TOKENS = 16
+_CALM_TOKENS = 64
+"""Tokens without an eviction after which whole layers are only sampled."""
+_STREAM_SHARE = 0.85
+"""Share of a layer's experts used by one prompt batch from which on the next layer's are read ahead."""
+
+Observer = Callable[[int, Sequence[int], Phase], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The cache's counters at one moment, to subtract for a receipt."""
+
+    requests: int
+    hits: int
+    fetched_bytes: int
+    fetch_seconds: float
+
+
+class Steering:
+    """Owner of the cache. All methods but `routed` and `want` may be called from any thread."""
+
+    def __init__(
+        self, layout: ExpertLayout, cache: ExpertCache, pager: Pager, worker: PagerWorker, stats: Stats
+    ) -> None:
+        self.layout, self.cache, self.pager, self.worker = layout, cache, pager, worker
+        self.observers: list[Observer] = []
+        """Told of every route, after it was served (traces, profiles). An exception is the tap's to count."""
+        self._stats = stats
+        self._lock = threading.Lock()
+        self._next_layer = {m.layer: n.layer for m, n in zip(layout.layers, layout.layers[1:], strict=False)}
+        self._first_layer = layout.layers[0].layer
+        self._whole = [False] * layout.n_layers
+        self._token = 0
+        self._last_eviction = 0
+        self._sampling = False
+        self._strays: list[int] = []
+
+    def leave_strays(self, experts: Iterable[int]) -> None:
+        """Experts that are in the page cache without being admitted (found at the start, beyond the budget). One of
+        them goes for each expert that is fetched, so that the page cache does not grow; they go on serving until
+        then."""
+        self._strays = sorted(experts)
+
+    def want(self, layer: int) -> bool:
+        """Whether the tap should stop at this layer of the token that is being computed (case 1)."""
+        if layer == self._first_layer:
+            self._begin_token()
+        return self._sampling or not self._whole[layer]
+
+    def _begin_token(self) -> None:
+        self._token += 1
+        self._sampling = self._token % SAMPLE_TOKENS == 0
+        if self._token - self._last_eviction <= _CALM_TOKENS:
+            if any(self._whole):
+                self._whole = [False] * len(self._whole)
+        elif self._sampling:
+            with self._lock:
+                self._whole = self._whole_layers()
+
+    def _whole_layers(self) -> list[bool]:
+        whole = [False] * self.layout.n_layers
+        for moe in self.layout.layers:
+            base = moe.layer * self.layout.n_experts
+            whole[moe.layer] = all(self.cache.is_resident(e) for e in range(base, base + moe.n_experts))
+        return whole
+
+    def routed(self, layer: int, ids: list[int], phase: Phase) -> None:
+        """The router picked `ids` in `layer` (case 2)."""
+        with self._lock:
+            decision = self.cache.route(layer, ids, phase)
+        if decision.fetch:
+            began = time.perf_counter()
+            self.pager.fetch(decision.fetch)
+            self._stats.fetch_seconds.observe(time.perf_counter() - began)
+        out = self._strays_for(decision.fetch) + decision.evict if self._strays else decision.evict
+        if out:
+            self._evicted(out)
+        if phase is Phase.PREFILL:
+            self._read_ahead(layer, decision)
+        for observer in self.observers:
+            observer(layer, ids, phase)
+
+    def _strays_for(self, fetched: Sequence[int]) -> list[int]:
+        """As many strays as experts were fetched; those fetched are strays no more."""
+        arrived = set(fetched)
+        left = [e for e in self._strays if e not in arrived]
+        n = len(fetched) - (len(self._strays) - len(left))
+        self._strays, out = left[max(n, 0) :], left[: max(n, 0)]
+        return out
+
+    def _evicted(self, experts: Sequence[int]) -> None:
+        self._last_eviction = self._token
+        self.worker.evict(experts)
+
+    def _read_ahead(self, layer: int, decision: Decision) -> None:
+        """Case 3."""
+        upcoming = self._next_layer.get(layer)
+        if upcoming is None:
+            return
+        here = self.layout.by_layer[layer]
+        if decision.hits + len(decision.fetch) < _STREAM_SHARE * here.n_experts:
+            return
+        base = upcoming * self.layout.n_experts
+        with self._lock:
+            ahead = self.cache.predict(range(base, base + self.layout.by_layer[upcoming].n_experts))
+        if ahead.evict:
+            self._evicted(ahead.evict)
+        if ahead.fetch:
+            self.worker.prefetch(ahead.fetch)
+
+    def act(self, decide: Callable[[ExpertCache], Decision], *, fetch: bool = True) -> Decision:
+        """A decision from outside the token's way (resize, admit, pin): decided under the lock, then done by the
+        pager's thread. `fetch` False takes the experts as resident already."""
+        with self._lock:
+            decision = decide(self.cache)
+        if decision.unpin:
+            self.worker.unpin(decision.unpin)
+        if decision.evict:
+            self._evicted(decision.evict)
+        if decision.fetch:
+            if fetch:
+                self.worker.prefetch(decision.fetch)
+            else:
+                self.pager.hold(decision.fetch)
+        return decision
+
+    def read(self, look: Callable[[ExpertCache], Any]) -> Any:
+        """Look at the cache under its lock, for microseconds."""
+        with self._lock:
+            return look(self.cache)
+
+    def evict(self, experts: Iterable[int]) -> list[int]:
+        """Evict on request, pinned or not. Returns those that were resident."""
+        chosen = list(experts)
+        with self._lock:
+            pinned = [e for e in chosen if self.cache.is_pinned(e)]
+            gone = self.cache.evict(chosen)
+        if pinned:
+            self.worker.unpin(pinned)
+        if gone:
+            self._evicted(gone)
+        return gone
+
+    def unpin(self, experts: Iterable[int] | None) -> list[int]:
+        """Unlock pinned experts (all by default); they stay resident. Returns them."""
+        with self._lock:
+            given_up = self.cache.unpin(experts)
+        if given_up:
+            self.worker.unpin(given_up)
+        return given_up
+
+    def usage(self) -> Usage:
+        counters, pager = self.cache.counters, self.pager.counters
+        return Usage(counters.requests, counters.hits, pager.fetch_bytes, pager.fetch_ns / 1e9)

@@ -1,0 +1,194 @@
+"""The engine thread: opens the session, runs one request after the other, closes the session.
+
+It owns everything of llama.cpp. The event loop reaches it through the request queue; it answers through `Job.post`.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from expertd.engine.context import Cancelled
+from expertd.engine.generate import Outcome
+from expertd.engine.requests import Finished, PromptProgress, Queued, Receipt
+from expertd.errors import EngineError, ExpertdError
+from expertd.runtime.admission import Job, RequestQueue
+from expertd.runtime.session import Session
+from expertd.runtime.stats import Stats
+
+log = logging.getLogger("expertd.engine")
+
+
+class EngineThread:
+    """`start` once, `stop` once. `on_change` is called (in this thread) with the new state and, for failed, why."""
+
+    def __init__(
+        self,
+        open_session: Callable[[], Session],
+        queue: RequestQueue,
+        stats: Stats,
+        on_change: Callable[[str, str], None],
+        warm: Callable[[Session], None],
+    ) -> None:
+        self._open, self._queue, self._stats = open_session, queue, stats
+        self._on_change, self._warm = on_change, warm
+        self._thread = threading.Thread(target=self._run, name="expertd-engine", daemon=True)
+        self._lock = threading.Lock()
+        self._current: Job | None = None
+        self.session: Session | None = None
+        self.token_began = 0.0
+        """When the decode that runs now began (time.monotonic); 0 while idle. Watched for decodes that hang."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self, job: Job) -> None:
+        """Stops a running job within a graph node. From any thread; nothing happens when it does not run."""
+        with self._lock:
+            job.cancelled = True
+            if self._current is job and self.session is not None:
+                self.session.context.cancel()
+
+    def stop(self, seconds: float) -> bool:
+        """Cancels what runs, waits for the thread. False when it did not end in time."""
+        with self._lock:
+            if self._current is not None and self.session is not None:
+                self._current.cancelled = True
+                self.session.context.cancel()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._on_change("loading", "")
+            self.session = self._open()
+            self._on_change("warming", "")
+            self._warm(self.session)
+            self._on_change("ready", "")
+        except ExpertdError as error:
+            self._on_change("failed", error.line())
+            return
+        except Exception as error:  # whatever it is, the daemon must say so and not hang in "loading"
+            log.exception("the model could not be opened")
+            self._on_change("failed", f"unexpected: {error!r}")
+            return
+        while (job := self._queue.take()) is not None:
+            self._tell_positions()
+            try:
+                self._serve(job, self.session)
+            finally:
+                self._queue.finished(job)
+        self.session.close()
+
+    def _tell_positions(self) -> None:
+        for position, waiting in enumerate(self._queue.waiting()):
+            waiting.post(Queued(position + 1))
+
+    def _serve(self, job: Job, session: Session) -> None:
+        with self._lock:
+            if job.cancelled:
+                self._stats.cancelled += 1
+                return
+            session.context.clear_cancel()
+            self._current = job
+        try:
+            job.post(self._generate(job, session))
+        except Cancelled as error:
+            self._stats.cancelled += 1
+            job.post(error)
+        except ExpertdError as error:
+            self._stats.failed += 1
+            job.post(error)
+        except Exception as error:  # the request fails, the service goes on
+            log.exception("a request failed")
+            self._stats.failed += 1
+            job.post(EngineError(f"the engine failed: {error!r}", hint="see the log"))
+        finally:
+            self.token_began = 0.0
+            with self._lock:
+                self._current = None
+
+    def _generate(self, job: Job, session: Session) -> Finished:
+        meter = Meter(session)
+        run = session.generation.run(job.request)
+        self.token_began = before = time.monotonic()
+        while True:
+            try:
+                event = next(run)
+            except StopIteration as end:
+                return self._finished(job, session, end.value, meter.receipt())
+            if job.cancelled:
+                run.close()
+                raise Cancelled("the request was cancelled")
+            self.token_began = now = time.monotonic()
+            if isinstance(event, PromptProgress):
+                job.done_prompt = event.done
+            elif event.tokens:
+                if job.n_generated:
+                    self._stats.inter_token_seconds.observe(now - before)
+                job.n_generated += 1
+                self._stats.generated_tokens += 1
+            before = now
+            job.post(event)
+
+    def _finished(self, job: Job, session: Session, outcome: Outcome, receipt: Receipt) -> Finished:
+        stats, timings = self._stats, outcome.timings
+        queue_seconds = job.started_at - job.queued_at
+        stats.requests += 1
+        stats.prompt_tokens += timings.cache_n + timings.prompt_n
+        stats.cached_prompt_tokens += timings.cache_n
+        stats.prompt_seconds += timings.prompt_ms / 1000
+        stats.generation_seconds += timings.predicted_ms / 1000
+        stats.queue_seconds += queue_seconds
+        stats.first_token_seconds.observe(queue_seconds + outcome.first_token_ms / 1000)
+        stats.request_seconds.observe(time.monotonic() - job.queued_at)
+        return Finished(
+            reason=outcome.reason,
+            stop_text=outcome.stop_text,
+            prompt_tokens=len(job.request.prompt),
+            timings=timings,
+            receipt=receipt,
+            queue_ms=queue_seconds * 1000,
+            first_token_ms=outcome.first_token_ms,
+        )
+
+
+class Meter:
+    """Counts what one request costs, by difference. The engine runs one request at a time, so the difference is it."""
+
+    def __init__(self, session: Session) -> None:
+        self._steering = session.steering
+        self._usage = self._steering.usage() if self._steering else None
+        self._faults, self._read = _major_faults(), _bytes_read()
+
+    def receipt(self) -> Receipt:
+        faults, read = _major_faults() - self._faults, _bytes_read() - self._read
+        if self._steering is None or self._usage is None:
+            return Receipt(bytes_read=read, major_faults=faults)
+        now = self._steering.usage()
+        return Receipt(
+            expert_requests=now.requests - self._usage.requests,
+            expert_hits=now.hits - self._usage.hits,
+            bytes_read=read,
+            io_wait_ms=(now.fetch_seconds - self._usage.fetch_seconds) * 1000,
+            major_faults=faults,
+        )
+
+
+def _major_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def _bytes_read() -> int:
+    """Bytes that this process made the disk read; 0 where the kernel does not account for it."""
+    try:
+        for line in Path("/proc/self/io").read_text().splitlines():
+            if line.startswith("read_bytes:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
