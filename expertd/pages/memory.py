@@ -7,12 +7,23 @@ for the budget lies in `budget`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from expertd.pages import libc
 
 ROOT = Path("/")
 # v1 says "no limit" with the largest page-aligned long; nothing real comes near it.
 _NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The directory of one memory cgroup."""
+
+    version: int
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +81,21 @@ class MemorySnapshot:
         return min(self.available_bytes, self.cgroup.available_bytes)
 
 
-def snapshot(root: Path = ROOT) -> MemorySnapshot:
-    """Read it all now. A file that cannot be read counts as absent."""
-    info = _table(root / "proc/meminfo", 1024)
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """What the kernel took since boot. Bytes of file pages read again soon after it took them, bytes of anonymous
+    memory that it wrote to swap; of this process's own cgroup where that counts them, else of the machine."""
+
+    refault_bytes: int
+    swapped_out_bytes: int
+
+
+def snapshot(root: Path = ROOT, levels: Sequence[Level] | None = None) -> MemorySnapshot:
+    """Read it all now. A file that cannot be read counts as absent. `levels` saves finding them again."""
+    info = table(root / "proc/meminfo", 1024)
     total = info.get("MemTotal", 0)
     free = info.get("MemFree", 0)
-    cgroup = tightest_cgroup(root, total)
+    cgroup = tightest_cgroup(cgroup_levels(root) if levels is None else levels, total)
     return MemorySnapshot(
         total_bytes=total,
         free_bytes=free,
@@ -88,18 +108,32 @@ def snapshot(root: Path = ROOT) -> MemorySnapshot:
     )
 
 
-def tightest_cgroup(root: Path = ROOT, total_bytes: int = 0) -> Cgroup | None:
-    """Of this process's memory cgroup and its ancestors, the limited one with the least left. None without a limit."""
+def reclaim(root: Path = ROOT, levels: Sequence[Level] | None = None) -> Reclaim:
+    """Counters of the first level that has them (the process's own cgroup), else the machine's."""
+    machine = table(root / "proc/vmstat", libc.PAGE)
+    for level in cgroup_levels(root) if levels is None else levels:
+        stat = table(level.path / "memory.stat", libc.PAGE)
+        name = ("total_" if level.version == 1 else "") + "workingset_refault_file"
+        if name in stat:
+            return Reclaim(stat[name], stat.get("pswpout", machine.get("pswpout", 0)))
+    return Reclaim(machine.get("workingset_refault_file", 0), machine.get("pswpout", 0))
+
+
+def cgroup_levels(root: Path = ROOT) -> list[Level]:
+    """This process's memory cgroup and its ancestors up to the mount, innermost first; v1 and v2."""
     found = []
     for version, mount, path in _memberships(root):
         level = path
-        while True:
-            cgroup = _level(version, level, total_bytes)
-            if cgroup is not None:
-                found.append(cgroup)
-            if level == mount or mount not in level.parents:
-                break
+        found.append(Level(version, level))
+        while level != mount and mount in level.parents:
             level = level.parent
+            found.append(Level(version, level))
+    return found
+
+
+def tightest_cgroup(levels: Sequence[Level], total_bytes: int = 0) -> Cgroup | None:
+    """Of these, the limited one with the least left; limits of `total_bytes` and above are none."""
+    found = [c for c in (_read_level(level, total_bytes) for level in levels) if c is not None]
     return min(found, key=lambda c: (c.available_bytes, c.limit_bytes), default=None)
 
 
@@ -139,7 +173,8 @@ def _mounts(root: Path) -> list[tuple[str, str, Path]]:
     return found
 
 
-def _level(version: int, path: Path, total_bytes: int) -> Cgroup | None:
+def _read_level(level: Level, total_bytes: int) -> Cgroup | None:
+    version, path = level.version, level.path
     if version == 2:
         limits = [_number(path / "memory.max"), _number(path / "memory.high")]
         usage = _number(path / "memory.current")
@@ -149,7 +184,7 @@ def _level(version: int, path: Path, total_bytes: int) -> Cgroup | None:
     real = [n for n in limits if n is not None and n < _NO_LIMIT and not 0 < total_bytes <= n]
     if not real:
         return None
-    stat = _table(path / "memory.stat", 1)
+    stat = table(path / "memory.stat", 1)
     prefix = "total_" if version == 1 else ""
     return Cgroup(
         path=path,
@@ -193,8 +228,8 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _table(path: Path, unit: int) -> dict[str, int]:
-    """`Name: 123 kB` or `name 123` lines as bytes."""
+def table(path: Path, unit: int) -> dict[str, int]:
+    """`Name: 123 kB` or `name 123` lines, times `unit`. Empty when the file cannot be read."""
     found = {}
     for line in _text(path).splitlines():
         fields = line.split()
