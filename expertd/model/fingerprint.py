@@ -20,7 +20,7 @@ _SAMPLE_NBYTES = 4096
 
 
 def fingerprint(model: GgufModel) -> str:
-    """32 hex digits. Reads at most 64 x 4 KiB; raises ModelChangedError where the files no longer hold their weights."""
+    """32 hex digits. Reads at most 64 x 4 KiB. Raises ModelChangedError where a file is shorter or gone by now."""
     digest = hashlib.blake2b(digest_size=16)
     for key in sorted(model.kv):
         if not key.startswith("split."):

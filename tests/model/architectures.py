@@ -1,0 +1,341 @@
+"""Small models of many architectures, written with the gguf package: shapes as llama.cpp wants them, weights zero.
+
+Each builder gives the keys and the tensors (name -> shape, row first); `write_architecture` makes a file that llama.cpp
+loads. They have no tokenizer (`no_vocab`), since nothing here decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+N_VOCAB = 2048
+Shapes = dict[str, tuple[int, ...]]
+Keys = dict[str, Any]
+
+
+def _outer(n_embd: int) -> Shapes:
+    return {
+        "token_embd.weight": (n_embd, N_VOCAB),
+        "output_norm.weight": (n_embd,),
+        "output.weight": (n_embd, N_VOCAB),
+    }
+
+
+def _attention(layer: int, n_embd: int, q: int, k: int, v: int) -> Shapes:
+    p = f"blk.{layer}."
+    return {
+        p + "attn_norm.weight": (n_embd,),
+        p + "attn_q.weight": (n_embd, q),
+        p + "attn_k.weight": (n_embd, k),
+        p + "attn_v.weight": (n_embd, v),
+        p + "attn_output.weight": (q, n_embd),
+    }
+
+
+def _experts(layer: int, n_embd: int, ff: int, n: int) -> Shapes:
+    p = f"blk.{layer}.ffn_"
+    return {
+        p + "gate_inp.weight": (n_embd, n),
+        p + "gate_exps.weight": (n_embd, ff, n),
+        p + "up_exps.weight": (n_embd, ff, n),
+        p + "down_exps.weight": (ff, n_embd, n),
+    }
+
+
+def _mlp(layer: int, n_embd: int, ff: int, suffix: str = "") -> Shapes:
+    p = f"blk.{layer}.ffn_"
+    return {
+        p + f"gate{suffix}.weight": (n_embd, ff),
+        p + f"up{suffix}.weight": (n_embd, ff),
+        p + f"down{suffix}.weight": (ff, n_embd),
+    }
+
+
+def _base(n_layer: int, n_embd: int, ff: int, heads: int, heads_kv: Any) -> Keys:
+    return {
+        "block_count": n_layer,
+        "context_length": 32768,
+        "embedding_length": n_embd,
+        "feed_forward_length": ff,
+        "attention.head_count": heads,
+        "attention.head_count_kv": heads_kv,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "vocab_size": N_VOCAB,
+    }
+
+
+def llama() -> tuple[Keys, Shapes]:
+    """Mixtral: experts in every layer, GQA 16:4."""
+    keys = _base(4, 512, 256, 16, 4) | {"expert_count": 8, "expert_used_count": 2, "rope.dimension_count": 32}
+    shapes = _outer(512)
+    for i in range(4):
+        shapes |= _attention(i, 512, 512, 128, 128) | {f"blk.{i}.ffn_norm.weight": (512,)} | _experts(i, 512, 256, 8)
+    return keys, shapes
+
+
+def qwen2moe() -> tuple[Keys, Shapes]:
+    keys = _base(4, 512, 1024, 8, 8) | {
+        "expert_count": 16,
+        "expert_used_count": 4,
+        "expert_feed_forward_length": 128,
+        "expert_shared_feed_forward_length": 512,
+    }
+    shapes = _outer(512)
+    for i in range(4):
+        shapes |= _attention(i, 512, 512, 512, 512) | {f"blk.{i}.ffn_norm.weight": (512,)}
+        shapes |= _experts(i, 512, 128, 16) | _mlp(i, 512, 512, "_shexp")
+        shapes[f"blk.{i}.ffn_gate_inp_shexp.weight"] = (512,)
+    return keys, shapes
+
+
+def qwen3moe() -> tuple[Keys, Shapes]:
+    keys = _base(6, 512, 1024, 16, 2) | {
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "expert_count": 32,
+        "expert_used_count": 8,
+        "expert_feed_forward_length": 96,
+    }
+    shapes = _outer(512)
+    for i in range(6):
+        shapes |= _attention(i, 512, 1024, 128, 128) | _experts(i, 512, 96, 32)
+        shapes |= {f"blk.{i}.attn_{n}_norm.weight": (64,) for n in "qk"} | {f"blk.{i}.ffn_norm.weight": (512,)}
+    return keys, shapes
+
+
+def olmoe() -> tuple[Keys, Shapes]:
+    keys = _base(3, 512, 128, 8, 8) | {"expert_count": 16, "expert_used_count": 4}
+    shapes = _outer(512)
+    for i in range(3):
+        shapes |= _attention(i, 512, 512, 512, 512) | _experts(i, 512, 128, 16)
+        shapes |= {f"blk.{i}.attn_{n}_norm.weight": (512,) for n in "qk"} | {f"blk.{i}.ffn_norm.weight": (512,)}
+    return keys, shapes
+
+
+def gpt_oss() -> tuple[Keys, Shapes]:
+    """Every second layer has a window of 128 tokens; experts and router have biases."""
+    keys = _base(6, 512, 256, 16, 4) | {
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "attention.sliding_window": 128,
+        "rope.dimension_count": 64,
+        "expert_count": 8,
+        "expert_used_count": 4,
+        "expert_feed_forward_length": 256,
+    }
+    shapes = _outer(512)
+    for i in range(6):
+        p = f"blk.{i}."
+        shapes |= _attention(i, 512, 1024, 256, 256) | _experts(i, 512, 256, 8)
+        shapes |= {
+            p + "post_attention_norm.weight": (512,),
+            p + "attn_sinks.weight": (16,),
+            p + "attn_output.bias": (512,),
+            p + "ffn_gate_inp.bias": (8,),
+            p + "ffn_gate_exps.bias": (256, 8),
+            p + "ffn_up_exps.bias": (256, 8),
+            p + "ffn_down_exps.bias": (512, 8),
+        }
+    return keys, shapes
+
+
+def deepseek2() -> tuple[Keys, Shapes]:
+    """Multi-head latent attention, 512 + 64 a token; one leading dense layer; a shared expert."""
+    keys = _base(4, 512, 1024, 8, 1) | {
+        "attention.key_length": 576,
+        "attention.value_length": 512,
+        "attention.key_length_mla": 192,
+        "attention.value_length_mla": 128,
+        "attention.q_lora_rank": 256,
+        "attention.kv_lora_rank": 512,
+        "rope.dimension_count": 64,
+        "leading_dense_block_count": 1,
+        "expert_count": 16,
+        "expert_used_count": 4,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": 128,
+    }
+    shapes = _outer(512)
+    for i in range(4):
+        p = f"blk.{i}."
+        shapes |= {
+            p + "attn_norm.weight": (512,),
+            p + "attn_q_a_norm.weight": (256,),
+            p + "attn_kv_a_norm.weight": (512,),
+            p + "attn_q_a.weight": (512, 256),
+            p + "attn_q_b.weight": (256, 8 * 192),
+            p + "attn_kv_a_mqa.weight": (512, 576),
+            p + "attn_k_b.weight": (128, 512, 8),
+            p + "attn_v_b.weight": (512, 128, 8),
+            p + "attn_output.weight": (8 * 128, 512),
+            p + "ffn_norm.weight": (512,),
+        }
+        if i == 0:
+            shapes |= _mlp(i, 512, 1024)
+        else:
+            shapes |= _experts(i, 512, 128, 16) | _mlp(i, 512, 128, "_shexp") | {p + "exp_probs_b.bias": (16,)}
+    return keys, shapes
+
+
+def glm4moe() -> tuple[Keys, Shapes]:
+    """A leading dense layer and a block of multi-token prediction behind the trunk."""
+    keys = _base(5, 512, 1024, 16, 2) | {
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "rope.dimension_count": 32,
+        "leading_dense_block_count": 1,
+        "nextn_predict_layers": 1,
+        "expert_count": 16,
+        "expert_used_count": 4,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": 128,
+    }
+    shapes = _outer(512)
+    for i in range(5):
+        p = f"blk.{i}."
+        shapes |= _attention(i, 512, 1024, 128, 128) | {p + "post_attention_norm.weight": (512,)}
+        if i == 0:
+            shapes |= _mlp(i, 512, 1024)
+        else:
+            shapes |= _experts(i, 512, 128, 16) | _mlp(i, 512, 128, "_shexp") | {p + "exp_probs_b.bias": (16,)}
+    shapes |= {
+        "blk.4.nextn.eh_proj.weight": (1024, 512),
+        "blk.4.nextn.enorm.weight": (512,),
+        "blk.4.nextn.hnorm.weight": (512,),
+    }
+    return keys, shapes
+
+
+def qwen3next() -> tuple[Keys, Shapes]:
+    """Three gated delta nets, then one full attention: full_attention_interval 4."""
+    keys = _base(8, 512, 1024, 8, 2) | {
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "full_attention_interval": 4,
+        "rope.dimension_count": 16,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 512,
+        "ssm.state_size": 64,
+        "ssm.time_step_rank": 8,
+        "ssm.group_count": 4,
+        "expert_count": 16,
+        "expert_used_count": 4,
+        "expert_feed_forward_length": 128,
+        "expert_shared_feed_forward_length": 128,
+    }
+    shapes = _outer(512)
+    for i in range(8):
+        p = f"blk.{i}."
+        shapes |= {p + "attn_norm.weight": (512,), p + "post_attention_norm.weight": (512,)}
+        if i % 4 == 3:
+            shapes |= _attention(i, 512, 1024, 128, 128) | {p + "attn_output.weight": (512, 512)}
+            shapes |= {p + f"attn_{n}_norm.weight": (64,) for n in "qk"}
+        else:
+            shapes |= {
+                p + "attn_qkv.weight": (512, 1024),
+                p + "attn_gate.weight": (512, 512),
+                p + "ssm_conv1d.weight": (4, 1024),
+                p + "ssm_dt.bias": (8,),
+                p + "ssm_a": (8,),
+                p + "ssm_ba.weight": (512, 16),
+                p + "ssm_norm.weight": (64,),
+                p + "ssm_out.weight": (512, 512),
+            }
+        shapes |= _experts(i, 512, 128, 16) | _mlp(i, 512, 128, "_shexp")
+        shapes[p + "ffn_gate_inp_shexp.weight"] = (512,)
+    return keys, shapes
+
+
+def granitehybrid() -> tuple[Keys, Shapes]:
+    """Mamba-2 where head_count_kv is 0, attention elsewhere."""
+    keys = _base(6, 512, 128, 8, [0, 0, 2, 0, 0, 2]) | {
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 1024,
+        "ssm.state_size": 64,
+        "ssm.time_step_rank": 16,
+        "ssm.group_count": 1,
+        "rope.dimension_count": 64,
+        "expert_count": 8,
+        "expert_used_count": 2,
+        "expert_shared_feed_forward_length": 128,
+    }
+    shapes = _outer(512)
+    for i in range(6):
+        p = f"blk.{i}."
+        if i % 3 == 2:
+            shapes |= _attention(i, 512, 512, 128, 128)
+        else:
+            shapes |= {
+                p + "attn_norm.weight": (512,),
+                p + "ssm_in.weight": (512, 2 * 1024 + 2 * 64 + 16),
+                p + "ssm_conv1d.weight": (4, 1024 + 128),
+                p + "ssm_conv1d.bias": (1024 + 128,),
+                p + "ssm_dt.bias": (16,),
+                p + "ssm_a": (1, 16),
+                p + "ssm_d": (1, 16),
+                p + "ssm_norm.weight": (1024, 1),
+                p + "ssm_out.weight": (1024, 512),
+            }
+        shapes |= {p + "ffn_norm.weight": (512,)} | _experts(i, 512, 128, 8) | _mlp(i, 512, 128, "_shexp")
+    return keys, shapes
+
+
+def gemma3() -> tuple[Keys, Shapes]:
+    """Dense; five layers with a window, then one without; no output tensor."""
+    keys = _base(12, 512, 1024, 8, 4) | {
+        "attention.key_length": 128,
+        "attention.value_length": 128,
+        "attention.sliding_window": 512,
+    }
+    shapes = _outer(512)
+    del shapes["output.weight"]
+    for i in range(12):
+        p = f"blk.{i}."
+        shapes |= _attention(i, 512, 1024, 512, 512) | _mlp(i, 512, 1024)
+        shapes |= {p + f"{n}.weight": (512,) for n in ("post_attention_norm", "ffn_norm", "post_ffw_norm")}
+        shapes |= {p + f"attn_{n}_norm.weight": (128,) for n in "qk"}
+    return keys, shapes
+
+
+ARCHITECTURES: dict[str, tuple[str, Callable[[], tuple[Keys, Shapes]]]] = {
+    "llama": ("llama", llama),
+    "qwen2moe": ("qwen2moe", qwen2moe),
+    "qwen3moe": ("qwen3moe", qwen3moe),
+    "olmoe": ("olmoe", olmoe),
+    "gpt-oss": ("gpt-oss", gpt_oss),
+    "deepseek2": ("deepseek2", deepseek2),
+    "glm4moe": ("glm4moe", glm4moe),
+    "qwen3next": ("qwen3next", qwen3next),
+    "granitehybrid": ("granitehybrid", granitehybrid),
+    "gemma3": ("gemma3", gemma3),
+}
+
+
+def write_architecture(name: str, path: Path) -> Path:
+    """Write the named model with weights of zero: matrices F16, vectors F32."""
+    import gguf
+    import numpy as np
+
+    arch, build = ARCHITECTURES[name]
+    keys, shapes = build()
+    w = gguf.GGUFWriter(path, arch)
+    w.add_string("tokenizer.ggml.model", "no_vocab")
+    for key, value in keys.items():
+        full = f"{arch}.{key}"
+        if isinstance(value, list):
+            w.add_array(full, value)
+        elif isinstance(value, float):
+            w.add_float32(full, value)
+        else:
+            w.add_uint32(full, value)
+    for tensor, shape in shapes.items():
+        small = len(shape) == 1 or ".ssm_" in tensor and "ssm_in" not in tensor and "ssm_out" not in tensor
+        small = small or tensor.endswith((".bias", "gate_inp.weight"))
+        w.add_tensor(tensor, np.zeros(shape[::-1], np.float32 if small else np.float16))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
