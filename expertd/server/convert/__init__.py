@@ -1,0 +1,1 @@
+"""From each API's body to a `Conversation`."""

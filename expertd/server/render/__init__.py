@@ -1,0 +1,1 @@
+"""From deltas to bytes: one renderer for each API's shape, streamed and whole."""

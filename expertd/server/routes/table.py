@@ -1,0 +1,77 @@
+"""All endpoints in one list: the app routes by it and the OpenAPI document is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from expertd.server import replies
+from expertd.server.bodies.anthropic import MessagesBody
+from expertd.server.bodies.openai import ChatBody, CompletionBody
+from expertd.server.bodies.responses import ResponsesBody
+from expertd.server.bodies.text import DetokenizeBody, TokenizeBody
+from expertd.server.routes import dashboard, generate, probes, text, watch
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One endpoint. `body` and `reply` are the structs of request and answer; `also` are other paths to it;
+    `content` is the answer's type where it is no JSON; `streams` tells of server-sent events beside it."""
+
+    method: str
+    path: str
+    endpoint: Callable[..., Awaitable[Any]]
+    summary: str
+    body: type[msgspec.Struct] | None = None
+    reply: Any = None
+    content: str = "application/json"
+    streams: bool = False
+    admin: bool = False
+    open: bool = False
+    errors: tuple[int, ...] = ()
+    also: tuple[str, ...] = ()
+    hidden: bool = False
+
+
+_WORK = (400, 408, 413, 429, 503)
+OPERATIONS: tuple[Operation, ...] = (
+    Operation("POST", "/v1/chat/completions", generate.chat_completions, "Answer a conversation", ChatBody,
+              replies.ChatCompletion, streams=True, errors=_WORK, also=("/chat/completions",)),
+    Operation("POST", "/v1/completions", generate.completions, "Continue a text", CompletionBody,
+              replies.Completion, streams=True, errors=_WORK, also=("/completions",)),
+    Operation("POST", "/v1/responses", generate.responses, "Answer, in the form of OpenAI's responses",
+              ResponsesBody, replies.ResponseObject, streams=True, errors=_WORK, also=("/responses",)),
+    Operation("POST", "/v1/messages", generate.messages, "Answer, in the form of Anthropic's messages",
+              MessagesBody, replies.AnthropicMessage, streams=True, errors=_WORK),
+    Operation("POST", "/v1/messages/count_tokens", generate.count_tokens, "Count a conversation's tokens", MessagesBody,
+              replies.TokenCount, errors=_WORK),
+    Operation("POST", "/v1/embeddings", probes.embeddings, "Not served", errors=(501,), also=("/embeddings",)),
+    Operation("GET", "/v1/models", probes.models, "The model that is served", reply=replies.Models,
+              also=("/models",)),
+    Operation("GET", "/v1/models/{model}", probes.one_model, "One model", reply=replies.Model, errors=(404, 503)),
+    Operation("POST", "/tokenize", text.tokenize, "Text to tokens", TokenizeBody, replies.Tokens,
+              errors=(400, 408, 413, 503)),
+    Operation("POST", "/detokenize", text.detokenize, "Tokens to text", DetokenizeBody, replies.Text,
+              errors=(400, 408, 413, 503)),
+    Operation("POST", "/apply-template", text.apply_template, "A conversation as the model's prompt", ChatBody,
+              replies.RenderedPrompt, errors=(400, 408, 413, 503)),
+    Operation("GET", "/props", probes.props, "What this server is", reply=replies.Props, errors=(503,)),
+    Operation("GET", "/slots", probes.slots, "The request that runs and those that wait",
+              reply=list[dict[str, Any]], errors=(503,)),
+    Operation("GET", "/health", probes.health, "Whether requests are served", reply=replies.Status, open=True,
+              errors=(503,), also=("/v1/health",)),
+    Operation("GET", "/livez", probes.livez, "Whether the process lives", reply=replies.Status, open=True),
+    Operation("GET", "/readyz", probes.readyz, "Whether the model is loaded and warm", reply=replies.Status,
+              open=True, errors=(503,)),
+    Operation("GET", "/metrics", probes.metrics, "Prometheus metrics", content="text/plain"),
+    Operation("GET", "/expertd/status", watch.status, "Everything at a glance", reply=dict[str, Any]),
+    Operation("GET", "/expertd/cache", watch.cache, "The expert cache", reply=dict[str, Any]),
+    Operation("GET", "/expertd/heatmap", watch.heatmap, "How hot every expert is", reply=dict[str, Any]),
+    Operation("GET", "/expertd/events", watch.events, "Changes as they happen", content="text/event-stream",
+              errors=(429,)),
+    Operation("GET", "/", dashboard.index, "The dashboard", open=True, hidden=True),
+    Operation("GET", "/static/{path:path}", dashboard.asset, "The dashboard's files", open=True, hidden=True),
+)  # fmt: skip
