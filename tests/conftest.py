@@ -1,4 +1,4 @@
-"""Fixtures every area shares: the built-in model, the recorded traces, and the skips by name for what a machine lacks."""
+"""Fixtures every area shares: models, recorded traces, and the skips by name for what a machine lacks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from expertd.bench import inflate
 from expertd.engine import openmp
 
 openmp.load()
@@ -18,6 +19,14 @@ def demo_model() -> Path:
     """The built-in tiny MoE (8 layers x 64 experts, top-4)."""
     path = Path(str(resources.files("expertd") / "data" / "tiny-moe-q4_0.gguf"))
     assert path.is_file()
+    return path
+
+
+@pytest.fixture(scope="session")
+def big_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model with its experts padded to some 200 MB: the same words, experts of many pages."""
+    path = tmp_path_factory.mktemp("big") / "tiny-moe-big.gguf"
+    inflate.write(inflate.plan(200 << 20), path)
     return path
 
 
