@@ -255,6 +255,11 @@ _PAGES = (
         _each(major=lambda s: s.kernel.major_faults, minor=lambda s: s.kernel.minor_faults),
     ),
     _counter("expertd_disk_read_bytes_total", "Bytes this process made the disk read.", lambda s: s.kernel.read_nbytes),
+    _counter(
+        "expertd_refault_bytes_total",
+        "Bytes of file pages read again soon after the kernel took them (the cgroup, else the machine).",
+        lambda s: s.kernel.refault_nbytes,
+    ),
     _counters(
         "expertd_memory_stall_seconds_total",
         "Time in which some or all tasks waited for memory (PSI of the cgroup, else of the machine).",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from expertd.pages import locks, memory
@@ -27,12 +28,15 @@ class Readings:
     available_nbytes: int = 0
     limit_nbytes: int = 0
     swap_used_nbytes: int = 0
+    refault_nbytes: int = 0
+    """File pages read again soon after the kernel took them, of the cgroup where it counts, else of the machine."""
 
 
 def take(proc_io: Path = Path("/proc/self/io")) -> Readings:
     """Read it all now."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    machine = memory.snapshot()
+    levels = _levels()
+    machine = memory.snapshot(levels=levels)
     pressure = machine.pressure
     return Readings(
         major_faults=usage.ru_majflt,
@@ -44,7 +48,14 @@ def take(proc_io: Path = Path("/proc/self/io")) -> Readings:
         available_nbytes=machine.usable_bytes,
         limit_nbytes=machine.limit_bytes,
         swap_used_nbytes=machine.swap_used_bytes,
+        refault_nbytes=memory.reclaim(levels=levels).refault_bytes,
     )
+
+
+@cache
+def _levels() -> tuple[memory.Level, ...]:
+    """The cgroups above this process; it is not moved while it runs."""
+    return tuple(memory.cgroup_levels())
 
 
 def _read_nbytes(path: Path) -> int:

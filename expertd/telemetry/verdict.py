@@ -58,6 +58,8 @@ class Window:
     miss_nbytes: int = 0
     read_nbytes: int = 0
     read_since_start_nbytes: int = 0
+    refault_nbytes: int = 0
+    """File pages read again soon after the kernel took them."""
     major_faults: int = 0
     disk_rate: float | None = None
     """Bytes a second that the disk can give: probed, or the best seen."""
@@ -118,6 +120,11 @@ class Window:
         return float("inf") if self.read_nbytes > 1 << 20 else 0.0
 
     @property
+    def refaulted(self) -> bool:
+        """Whether much of what was read had just been taken by the kernel."""
+        return self.refault_nbytes > 0.3 * self.read_nbytes
+
+    @property
     def filling(self) -> bool:
         """Whether the cache still has room, and takes in without giving up."""
         goal = min(self.capacity_nbytes, self.expert_nbytes)
@@ -175,7 +182,7 @@ def _io_cause(w: Window) -> str:
         return "pressure"  # 4b
     if w.steering and w.filling:
         return "cold"  # 4c
-    if not w.steering and w.read_since_start_nbytes < w.model_nbytes:
+    if not w.steering and w.read_since_start_nbytes < w.model_nbytes and not w.refaulted:
         return "cold"  # 4c: each page was read at most once so far
     if w.prompt_share > _MOSTLY:
         return "prompt"  # 4d
@@ -196,22 +203,23 @@ def _pressed(w: Window) -> bool:
         return False
     shrunk = w.budget_auto and w.capacity_nbytes < 0.9 * w.capacity_before_nbytes
     stalled = w.stall_seconds is not None and w.stall_seconds > 0.2 * w.seconds
-    return shrunk or stalled or w.dropped > max(4, 0.02 * (w.requests - w.hits))
+    taken = w.dropped > max(4, 0.02 * (w.requests - w.hits)) or w.refault_nbytes > max(64 << 20, 0.1 * w.read_nbytes)
+    return shrunk or stalled or taken
 
 
 def _thrashing(w: Window) -> bool:
     """The same pages are read again and again: the disk binds, the cache is not merely filling, and
-    1. steered: the kernel took experts that were held, or twice the missed bytes are read by faults, or hardly
-       anything hits;
-    2. not steered: faults by the score for each token, after more was read than the model has."""
+    1. steered: faults, and the kernel took what was held or twice the missed bytes are read; or hardly anything hits;
+    2. not steered: faults by the score for each token, of pages that the kernel has just taken, or after more was read
+       than the model has."""
     if w.io_share < _IO_BINDS or w.tokens == 0:
         return False
     faults = w.major_faults / w.tokens
     if w.steering:
         ratio = w.hit_ratio
-        faulted = faults >= 10 and (w.over_read >= 2 or w.dropped > 4)
+        faulted = faults >= 10 and (w.refaulted or w.over_read >= 2 or w.dropped > 4)
         return not w.filling and (faulted or (ratio is not None and ratio < 0.3 and w.io_share > 0.8))
-    return faults >= 20 and w.read_since_start_nbytes > 1.2 * w.model_nbytes
+    return faults >= 20 and (w.refaulted or w.read_since_start_nbytes > 1.2 * w.model_nbytes)
 
 
 def _figures(w: Window) -> dict[str, float]:

@@ -98,6 +98,7 @@ class Watch:
             miss_nbytes=_missed(b) - _missed(a),
             read_nbytes=read,
             read_since_start_nbytes=new.kernel.read_nbytes,
+            refault_nbytes=new.kernel.refault_nbytes - old.kernel.refault_nbytes,
             major_faults=new.kernel.major_faults - old.kernel.major_faults,
             disk_rate=self._disk_rate or None,
             read_ahead_kb=self._read_ahead_kb(),

@@ -83,7 +83,7 @@ FULL = Snapshot(
     routes=160,
     routes_dropped=1,
 )
-KERNEL = Readings(11, 22, 33, 44, 5.5, 6.5, 7, 8, 9)
+KERNEL = Readings(11, 22, 33, 44, 5.5, 6.5, 7, 8, 9, 10)
 
 
 def render(
@@ -142,6 +142,7 @@ def test_every_number_of_the_snapshot_reaches_its_metric() -> None:
         ("expertd_page_faults_total", "kind=major"): 11,
         ("expertd_page_faults_total", "kind=minor"): 22,
         ("expertd_disk_read_bytes_total",): 33,
+        ("expertd_refault_bytes_total",): 10,
         ("expertd_memory_stall_seconds_total", "kind=full"): 6.5,
         ("expertd_memory_available_bytes",): 7,
         ("expertd_http_requests_total", "code=429", "route=/v1/chat/completions"): 1,

@@ -73,6 +73,9 @@ PLAIN = Window(
         (replace(BOUND, capacity_nbytes=3 * GIB, budget_auto=False), "memory", False),
         (replace(BOUND, dropped=600, major_faults=4000), "pressure", True),
         (replace(BOUND, stall_seconds=4.0), "pressure", False),
+        (replace(BOUND, refault_nbytes=2 * 10**9), "pressure", False),
+        (replace(BOUND, refault_nbytes=5 * 10**9, major_faults=900), "pressure", True),
+        (replace(PLAIN, read_since_start_nbytes=5 * GIB, refault_nbytes=2 * 10**9), "memory", True),
         (replace(BOUND, swap_grown_nbytes=GIB), "pressure", False),
         (replace(BOUND, evicted=0, resident_nbytes=GIB), "cold", False),
         (
@@ -131,6 +134,7 @@ windows = st.builds(
     miss_nbytes=_counts,
     read_nbytes=_counts,
     read_since_start_nbytes=_counts,
+    refault_nbytes=_counts,
     major_faults=st.integers(0, 10**7),
     disk_rate=st.none() | st.floats(1e6, 1e10),
     read_ahead_kb=st.none() | st.sampled_from([0, 128, 4096, 8192]),
