@@ -18,7 +18,8 @@ from expertd.engine.requests import Event, Finished, GenerationRequest, Queued
 from expertd.errors import ExpertdError, NotReadyError
 from expertd.runtime import report
 from expertd.runtime.admission import Job, RequestQueue
-from expertd.runtime.session import ModelInfo, Session, open_session
+from expertd.runtime.keeper import Keeper
+from expertd.runtime.session import ModelInfo, Session, check_budget, open_session, pin_budget, wanted_budget
 from expertd.runtime.settings import RuntimeSettings
 from expertd.runtime.stats import Stats
 from expertd.runtime.steering import Steering
@@ -45,10 +46,13 @@ class Service:
         self.state = "loading"
         self.failure = ""
         self.progress = Progress()
+        self.warm_target_nbytes = 0
+        self.warm_done_nbytes = 0
         self.changed = asyncio.Event()
         """Set at each change of the state; `wait_changed` waits for the next one."""
         self._queue = RequestQueue(settings.max_queue)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._keeper: Keeper | None = None
         self._engine = EngineThread(
             partial(open_session, settings, self.stats, self._report), self._queue, self.stats, self._on_change,
             self._warm,
@@ -63,6 +67,8 @@ class Service:
         """Ends running requests and frees the model. False when the engine did not end in time."""
         self._set_state("stopping", "")
         self._queue.close(lambda: NotReadyError("expertd is stopping", hint="try again later"))
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.stop)
         return await asyncio.to_thread(self._engine.stop, seconds)
 
     async def wait_changed(self) -> str:
@@ -89,6 +95,21 @@ class Service:
 
     def _warm(self, session: Session) -> None:
         """Before the state is ready, in the engine thread."""
+        if session.steering is not None:
+            self._keeper = Keeper(session, self._on_lost)
+            self._keeper.start()
+
+    def _on_lost(self, why: str) -> None:
+        self._on_change("failed", why)
+
+    def reconfigure(self, settings: RuntimeSettings) -> None:
+        """A reload: budget, pin budget and reserve change now; the rest waits for a restart. Raises BudgetError."""
+        session, steering = self.session, self.steering
+        if session is None or steering is None or self._keeper is None:
+            return
+        check_budget(settings, steering.layout)
+        session.fixed_budget_bytes = self._keeper.fixed_bytes = wanted_budget(settings, steering.layout)
+        session.pin_budget_bytes = pin_budget(settings, steering.layout)
 
     @property
     def session(self) -> Session | None:

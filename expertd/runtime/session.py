@@ -18,15 +18,18 @@ from dataclasses import dataclass, replace
 
 from expertd.cache.expert_cache import DEFAULT_HALF_LIFE, ExpertCache
 from expertd.engine.chat import ChatTemplate
-from expertd.engine.context import Context
+from expertd.engine.context import DEFAULT_UBATCH, Context
 from expertd.engine.conversations import Conversations
 from expertd.engine.generate import Generation
 from expertd.engine.model import LoadedModel, start_backend
 from expertd.engine.tap import RouterTap
 from expertd.errors import BudgetError, ExpertdError
+from expertd.model.attention import read_attention
+from expertd.model.compute import compute_nbytes
 from expertd.model.expertmap import ExpertMap, build_map
 from expertd.model.fingerprint import fingerprint
 from expertd.model.gguf import read_model
+from expertd.model.memory import kv_nbytes
 from expertd.pages import memory
 from expertd.pages.mapping import MappedFiles
 from expertd.pages.pager import Pager
@@ -85,13 +88,17 @@ class Session:
         self.conversations = Conversations(context, prompt_cache_nbytes)
         self.generation = Generation(context, self.conversations)
         self.template = ChatTemplate(info.chat_template, bos=info.bos, eos=info.eos)
+        self.kv_nbytes = 0
         self.dense_locked_nbytes = 0
+        self.fixed_budget_bytes: int | None = None
+        self.pin_budget_bytes = 0
         self.notes: list[str] = [choice.why, *model.notes]
 
     def close(self) -> None:
         """Frees in the order that llama.cpp needs: the pager's thread, the context, the model, the descriptors."""
         if self.steering is not None:
             self.steering.worker.stop()
+            self.steering.pager.close()
         self.context.close()
         self.model.close()
         if self.mapping is not None:
@@ -102,10 +109,13 @@ def open_session(settings: RuntimeSettings, stats: Stats, report: Report) -> Ses
     """Loads what `settings` say. Raises ModelError, EngineError, BudgetError; then nothing is left open."""
     gguf = read_model(settings.engine.model)
     experts = build_map(gguf)
-    usable = memory.snapshot().usable_bytes
+    attention = read_attention(gguf, experts.n_layers)
+    n_ubatch = settings.engine.n_ubatch or DEFAULT_UBATCH
+    kv = kv_nbytes(attention, settings.engine.n_ctx, n_ubatch, settings.engine.kv_type).total
+    compute = compute_nbytes(experts, attention, settings.engine.n_ctx, n_ubatch)
     choice = choose(
         settings.steering, str(settings.engine.model), model_nbytes=gguf.nbytes, expert_nbytes=experts.expert_nbytes,
-        other_nbytes=0, usable_nbytes=usable,
+        other_nbytes=kv + compute, usable_nbytes=memory.snapshot().usable_bytes,
     )  # fmt: skip
     layout = experts.layout() if choice.steer else None
     if layout is not None:
@@ -134,8 +144,12 @@ def open_session(settings: RuntimeSettings, stats: Stats, report: Report) -> Ses
         context.close()
         model.close()
         raise
-    if steering is not None:
+    session.kv_nbytes = kv
+    if steering is not None and layout is not None:
+        session.fixed_budget_bytes = wanted_budget(settings, layout)
+        session.pin_budget_bytes = pin_budget(settings, layout)
         steering.worker.start()
+        steering.pager.calibrate()
         _adopt(steering)
         if settings.warm_level != "none":
             _bring_in_dense(session, settings, report)
@@ -160,6 +174,14 @@ def wanted_budget(settings: RuntimeSettings, layout: ExpertLayout) -> int | None
     if settings.budget_share is not None:
         return int(settings.budget_share * layout.expert_nbytes)
     return settings.budget
+
+
+def pin_budget(settings: RuntimeSettings, layout: ExpertLayout) -> int:
+    """The most bytes of experts that may be pinned. `auto` lets half of the experts be: what is pinned is decided by
+    who asks for it, and by the budget."""
+    if settings.pin_budget_share is not None:
+        return int(settings.pin_budget_share * layout.expert_nbytes)
+    return layout.expert_nbytes // 2 if settings.pin_budget is None else settings.pin_budget
 
 
 def auto_budget(settings: RuntimeSettings, layout: ExpertLayout, usable_nbytes: int) -> int:

@@ -1,0 +1,129 @@
+"""The service's counters as the plain data that telemetry renders. Reads only; a scrape never touches the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from expertd import __version__
+from expertd.runtime.service import Service
+from expertd.runtime.session import Session
+from expertd.runtime.stats import Histogram
+from expertd.telemetry.snapshot import (
+    CacheFacts,
+    HistogramData,
+    ModelFacts,
+    PagerFacts,
+    RequestFacts,
+    Snapshot,
+)
+
+
+def snapshot(service: Service, http: Mapping[tuple[str, int], int]) -> Snapshot:
+    """Everything at this moment. `http` counts answers by route and status."""
+    session = service.session
+    tap = session.tap.counters if session and session.tap else None
+    return Snapshot(
+        version=__version__,
+        llama_cpp=version("llama-cpp-python"),
+        state=service.state,
+        ready=service.state == "ready",
+        steering=service.steering is not None,
+        model=_model(session) if session else None,
+        load_seconds=session.model.load_seconds if session else 0.0,
+        warm_target_nbytes=service.warm_target_nbytes,
+        warm_done_nbytes=service.warm_done_nbytes,
+        kv_nbytes=session.kv_nbytes if session else 0,
+        cache=_cache(service),
+        pager=_pager(service),
+        requests=_requests(service, http),
+        tap_seconds=tap.seconds if tap else 0.0,
+        routes=tap.routes if tap else 0,
+        routes_dropped=tap.dropped_ids if tap else 0,
+    )
+
+
+def _model(session: Session) -> ModelFacts:
+    info = session.info
+    return ModelFacts(
+        id=info.id,
+        architecture=info.arch,
+        fingerprint=info.fingerprint,
+        n_layers=info.n_layers,
+        n_experts=info.n_experts,
+        n_experts_used=info.n_experts_used,
+        expert_nbytes=info.expert_nbytes,
+        dense_nbytes=info.dense_nbytes,
+        token_nbytes=info.token_nbytes,
+    )
+
+
+def _cache(service: Service) -> CacheFacts:
+    steering = service.steering
+    if steering is None:
+        return CacheFacts()
+    layers = [m.layer for m in steering.layout.layers]
+
+    def look(cache: Any) -> CacheFacts:
+        c = cache.counters
+        return CacheFacts(
+            requests=c.requests,
+            hits=c.hits,
+            request_nbytes=c.request_bytes,
+            hit_nbytes=c.hit_bytes,
+            prompt_requests=c.prompt_requests,
+            prompt_hits=c.prompt_hits,
+            layers=layers,
+            layer_hits=[c.layer_hits[layer] for layer in layers],
+            layer_misses=[c.layer_misses[layer] for layer in layers],
+            admissions=dict(c.admissions),
+            evictions=dict(c.evictions),
+            capacity_nbytes=cache.budget_bytes,
+            resident_nbytes=cache.resident_bytes,
+            pinned_nbytes=cache.pinned_bytes,
+            resident_experts=len(cache.resident()),
+            pinned_experts=len(cache.pinned()),
+            predicted_used=c.predicted_used,
+            predicted_wasted=c.predicted_wasted,
+            predicted_dropped=steering.worker.counters.prefetch_dropped,
+        )
+
+    facts: CacheFacts = steering.read(look)
+    return facts
+
+
+def _pager(service: Service) -> PagerFacts:
+    steering = service.steering
+    if steering is None:
+        return PagerFacts()
+    c = steering.pager.counters
+    return PagerFacts(
+        fetch_seconds=_histogram(service.stats.fetch_seconds),
+        fetch_nbytes=c.fetch_bytes,
+        wait_seconds=(c.fetch_ns + c.wait_ns) / 1e9,
+        io_errors={"fetch": steering.pager.fetch_errors, "evict": c.evict_errors, "wait": c.wait_errors},
+        pin_failures={"limit": c.lock_errors},
+    )
+
+
+def _requests(service: Service, http: Mapping[tuple[str, int], int]) -> RequestFacts:
+    s = service.stats
+    return RequestFacts(
+        http=http,
+        in_flight=1 if service.running else 0,
+        queued=service.queued,
+        time_to_first_token=_histogram(s.first_token_seconds),
+        inter_token=_histogram(s.inter_token_seconds),
+        duration=_histogram(s.request_seconds),
+        prompt_tokens=s.prompt_tokens,
+        cached_prompt_tokens=s.cached_prompt_tokens,
+        generated_tokens=s.generated_tokens,
+        prompt_seconds=s.prompt_seconds,
+        generation_seconds=s.generation_seconds,
+        queue_seconds=s.queue_seconds,
+    )
+
+
+def _histogram(h: Histogram) -> HistogramData:
+    return HistogramData(bounds=h.bounds, counts=list(h.counts), total=h.total)

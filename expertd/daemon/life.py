@@ -1,0 +1,169 @@
+"""A daemon's life on one event loop, top to bottom.
+
+1. Bind the port and the socket: a second start is refused by name before anything is loaded.
+2. Start to load in the engine thread, and answer HTTP meanwhile (503 until ready).
+3. Tell systemd of progress; READY once the model is loaded and as warm as asked for.
+4. Live: watchdog, verdict, SIGHUP, until SIGTERM, SIGINT or a failure.
+5. Stop: no new requests, running ones end or are told, the model is freed, the sockets go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import uvloop
+
+from expertd.config import Config
+from expertd.daemon.facts import snapshot
+from expertd.daemon.reload import apply
+from expertd.daemon.settings import runtime_settings, server_settings
+from expertd.errors import EXIT_FAILED, EXIT_OK, ExpertdError
+from expertd.pages import disk
+from expertd.runtime.service import Service
+from expertd.server.app import create_app
+from expertd.server.run import HttpServer
+from expertd.telemetry.collector import ExpertdCollector, Exporter
+from expertd.telemetry.notify import Notifier, keep_alive
+from expertd.telemetry.snapshot import Snapshot
+from expertd.telemetry.watch import TICK_SECONDS, Watch
+
+log = logging.getLogger("expertd.daemon")
+
+_SWITCH_SECONDS = 0.0005
+"""Python hands the GIL over at least this often. The engine thread takes it thousands of times a token; the default of
+5 ms would let a busy event loop hold each of them up for as long."""
+
+
+def run(config: Config, reload: Callable[[], Config]) -> int:
+    """Runs the daemon; returns its exit code."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Daemon(config, reload).live())
+
+
+class Daemon:
+    """One life. Lives on the event loop."""
+
+    def __init__(self, config: Config, reload: Callable[[], Config]) -> None:
+        self._config, self._reload = config, reload
+        self._service = Service(runtime_settings(config))
+        self._watch = Watch(self._facts, read_ahead_kb=self._read_ahead_kb)
+        exporter = Exporter(ExpertdCollector(self._facts, lambda: self._watch.verdict))
+        settings = server_settings(config)
+        self._app = create_app(self._service, settings, exporter.render, self._status)
+        self._http = HttpServer(self._app, settings)
+        self._notify = Notifier()
+        self._stop = asyncio.Event()
+
+    async def live(self) -> int:
+        """The whole of it. Raises ExpertdError for what stops the start."""
+        self._http.bind()  # 1
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        serving = asyncio.create_task(self._http.serve())  # 2
+        self._service.start()
+        tasks = [asyncio.create_task(work) for work in (self._tell_progress(), self._tick(), keep_alive(self._notify))]
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)  # 4
+            if serving.done():
+                serving.result()
+        finally:
+            await self._end(serving, tasks)
+            stopping.cancel()
+        return EXIT_FAILED if self._service.failure else EXIT_OK
+
+    async def _end(self, serving: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> None:
+        """Case 5."""
+        self._notify.stopping()
+        failure = self._service.failure
+        began = time.monotonic()
+        self._http.stop()
+        await asyncio.wait({serving})
+        stopped = await self._service.stop(max(1.0, self._config.server.drain_seconds))
+        self._service.failure = failure
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(set(tasks))
+        if not stopped:
+            log.warning("the engine did not end in time; the process ends without freeing the model")
+        log.info("stopped in %.1f s", time.monotonic() - began)
+
+    def _on_stop_signal(self, number: int) -> None:
+        log.info("%s: stopping", signal.Signals(number).name)
+        self._stop.set()
+
+    def _on_reload(self) -> None:
+        self._notify.reloading()
+        try:
+            new = self._reload()
+            apply(self._config, new, self._service, self._app)
+            self._config = new
+        except ExpertdError as error:
+            log.error("reload: %s; nothing was changed", error.line())
+        self._notify.ready(self._words())
+
+    async def _tell_progress(self) -> None:
+        """Case 3. Ends the daemon when the model cannot be served."""
+        while self._service.state in ("loading", "warming"):
+            self._notify.status(self._words())
+            self._notify.extend_timeout(60)
+            try:
+                await asyncio.wait_for(self._service.wait_changed(), 1.0)
+            except TimeoutError:
+                continue
+        if self._service.state == "failed":
+            self._stop.set()
+            return
+        # What is alive now stays for the process's life: later collections need not look at it again.
+        gc.collect()
+        gc.freeze()
+        log.info("ready: %s at %s", self._service.model.id if self._service.model else "", self._http.url)
+        self._notify.ready(self._words())
+        while True:
+            state = await self._service.wait_changed()
+            if state == "failed":
+                self._stop.set()
+                return
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._watch.tick(time.monotonic())
+            if self._service.state == "ready":
+                self._notify.status(self._words())
+
+    def _read_ahead_kb(self) -> int | None:
+        try:
+            limits = disk.read_limits(self._service.settings.engine.model)
+        except OSError:
+            return None
+        return limits.read_ahead_kb if limits.known else None
+
+    def _facts(self) -> Snapshot:
+        return snapshot(self._service, self._app.state.context.counts)
+
+    def _status(self) -> dict[str, object]:
+        session = self._service.session
+        return {"verdict": asdict(self._watch.verdict), "notes": list(session.notes) if session else []}
+
+    def _words(self) -> str:
+        """One line for `systemctl status`."""
+        service, progress = self._service, self._service.progress
+        if service.state in ("loading", "warming") and progress.total:
+            return f"{service.state}: {progress.what} {100 * progress.done // progress.total} %"
+        if service.state != "ready":
+            return service.state
+        report = service.cache_report()
+        if not report["steering"]:
+            return "ready, not steering"
+        return f"ready, {100 * report['hit_ratio']:.1f} % hits, {self._watch.verdict.cause}"

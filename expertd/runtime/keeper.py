@@ -1,0 +1,100 @@
+"""Looks after a session several times a second: the budget follows the memory there is, the model file stays itself.
+
+A thread of its own, since reading the kernel's files may wait while the machine is under pressure. What the budget
+should be is decided in `pages.budget`; what goes when it shrinks, in the cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from expertd.errors import ModelChangedError
+from expertd.pages.budget import BudgetController, Sampler
+from expertd.runtime.session import Session
+from expertd.units import format_size
+
+log = logging.getLogger("expertd.keeper")
+
+SECONDS = 0.25
+_CHECK_FILE_EVERY = 4
+_SAY_SHARE = 0.10
+
+
+class Keeper:
+    """`start` once, `stop` once. `on_lost` is called, in this thread, when the model file is no longer what it was."""
+
+    def __init__(self, session: Session, on_lost: Callable[[str], None]) -> None:
+        assert session.steering is not None
+        assert session.mapping is not None
+        self._steering, self._mapping = session.steering, session.mapping
+        self._session, self._on_lost = session, on_lost
+        self.fixed_bytes: int | None = session.fixed_budget_bytes
+        """A budget that was asked for; None follows the machine."""
+        layout = self._steering.layout
+        self._controller = BudgetController(
+            floor_bytes=layout.token_nbytes,
+            ceiling_bytes=layout.expert_nbytes,
+            step_bytes=max(m.expert_nbytes for m in layout.layers) * layout.n_experts_used,
+            pin_budget_bytes=session.pin_budget_bytes,
+        )
+        self._sampler = Sampler()
+        self._said = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="expertd-keeper", daemon=True)
+
+    @property
+    def controller(self) -> BudgetController:
+        return self._controller
+
+    def start(self) -> None:
+        self._adjust()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def _run(self) -> None:
+        ticks = 0
+        while not self._end.wait(SECONDS):
+            ticks += 1
+            try:
+                self._adjust()
+                if ticks % _CHECK_FILE_EVERY == 0:
+                    self._mapping.check()
+            except ModelChangedError as error:
+                self._on_lost(error.line())
+                return
+            except OSError as error:
+                log.warning("the machine's memory cannot be read: %s", error)
+
+    def _adjust(self) -> None:
+        """One sample, one decision; obeyed at once."""
+        steering = self._steering
+        pinned: int = steering.read(lambda cache: cache.pinned_bytes)
+        unlocked = max(0, steering.layout.dense_nbytes - self._session.dense_locked_nbytes)
+        wanted = self._controller.step(self._sampler.sample(pinned, unlocked))
+        if self.fixed_bytes is not None:
+            wanted = self.fixed_bytes if self.fixed_bytes != steering.cache.budget_bytes else None
+        if pinned > self._controller.pin_limit_bytes:
+            self._give_pins_up(pinned - self._controller.pin_limit_bytes)
+        if wanted is None:
+            return
+        steering.act(lambda cache: cache.resize(wanted))
+        if abs(wanted - self._said) > _SAY_SHARE * max(self._said, 1):
+            log.info("the budget is now %s", format_size(wanted))
+            self._said = wanted
+
+    def _give_pins_up(self, nbytes: int) -> None:
+        """Unlocks the coldest pins until `nbytes` are free to go."""
+        steering, given = self._steering, 0
+        scores, pinned = steering.read(lambda cache: (cache.scores(), cache.pinned()))
+        for expert in sorted(pinned, key=lambda e: scores[e]):
+            if given >= nbytes:
+                break
+            given += steering.layout.expert_sizes[expert]
+            steering.unpin([expert])
+        log.warning("memory is short: %s of pinned experts are given up", format_size(given))
