@@ -29,6 +29,9 @@ MADV_POPULATE_READ = 22
 
 PROT_READ = 1
 MAP_SHARED = 1
+MAP_PRIVATE = 2
+MAP_FIXED = 0x10
+MAP_ANONYMOUS = 0x20
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 # The newer calls have one number on every architecture (the table was unified at 5.x), mincore and friends go by name.
@@ -71,6 +74,7 @@ def _libc() -> ctypes.CDLL:
         ("munmap", integer, (pointer, size)),
         ("readahead", ctypes.c_ssize_t, (integer, ctypes.c_int64, size)),
         ("preadv2", ctypes.c_ssize_t, (integer, pointer, integer, offset, integer)),
+        ("sigaction", integer, (integer, pointer, pointer)),
         ("syscall", ctypes.c_long, None),
     ):
         function = getattr(lib, name, None)
@@ -82,9 +86,9 @@ def _libc() -> ctypes.CDLL:
     return lib
 
 
-def madvise_call() -> Any:
-    """The bare `madvise(address, nbytes, advice) -> 0 | -1`, for the loop that fetches; errno by `last_errno`."""
-    return _libc().madvise
+def sigaction_call() -> Any:
+    """The bare `sigaction(number, new, old) -> 0 | -1`."""
+    return _libc().sigaction
 
 
 class Touch:
@@ -111,10 +115,6 @@ class Touch:
     def __call__(self, fd: int, offset: int, nbytes: int) -> None:
         self._vector.nbytes = nbytes
         self._call(fd, self._address, 1, offset, self._NOWAIT)  # type: ignore[misc]
-
-
-def last_errno() -> int:
-    return ctypes.get_errno()
 
 
 def madvise(address: int, nbytes: int, advice: int) -> int:
@@ -144,6 +144,12 @@ def map_file(fd: int, nbytes: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, errno.errorcode.get(code, "mmap"))
     return int(address)
+
+
+def map_zeros(address: int, nbytes: int) -> bool:
+    """Put private zero pages in place of whatever is mapped there."""
+    flags = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS
+    return bool(_libc().mmap(address, nbytes, PROT_READ, flags, -1, 0) == address)
 
 
 def unmap(address: int, nbytes: int) -> int:
