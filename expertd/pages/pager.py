@@ -171,7 +171,7 @@ class Pager:
         """Start reading ranges in the order given (dense weights, merged neighbours). Worker's thread."""
         for e in extents:
             self.counters.fetch_bytes += e.nbytes
-            self._side.read(e.file, e.offset, e.end)
+            self._side.read(e.file, e.offset, e.end, marks=False)
 
     def wait(self, experts: Sequence[int]) -> None:
         """Return when the experts' pages are there and mapped. Fetch them first: this one reads as a fault does."""
@@ -278,14 +278,16 @@ class Pager:
         return done
 
     def unpin(self, experts: Iterable[int]) -> int:
-        """Unlock experts; pages shared with one that stays pinned stay locked. Returns how many were pinned."""
-        done = 0
-        for expert in experts:
-            if expert in self._pinned:
-                self._pinned.discard(expert)
-                self.locks.unlock(self._exact(self.layout.extents(expert)))
-                done += 1
-        return done
+        """Unlock experts; pages shared with one that stays pinned stay locked. Returns how many were pinned.
+
+        One that was released while it was pinned could not be dropped then: it is dropped now.
+        """
+        done = [e for e in experts if e in self._pinned]
+        for expert in done:
+            self._pinned.discard(expert)
+            self.locks.unlock(self._exact(self.layout.extents(expert)))
+        self.drop_released(done)
+        return len(done)
 
     @property
     def pinned(self) -> frozenset[int]:

@@ -93,11 +93,13 @@ class Lane:
         self.windows = 0
         self.errors = 0
 
-    def read(self, file: int, start: int, end: int) -> None:
+    def read(self, file: int, start: int, end: int, *, marks: bool = True) -> None:
         """Start reading the pages that the bytes [start, end) of a file touch. Folios larger than a page lie inside
-        the range, so that it can be dropped whole. Never waits for the disk unless its queue is full."""
+        the range, so that it can be dropped whole. Never waits for the disk unless its queue is full.
+
+        `marks` False where the mapping has no MADV_RANDOM: no window is opened that would leave a mark."""
         pair, plan = self._pairs[file], self._plans[file]
-        if pair is None or plan is None:
+        if pair is None or plan is None or (plan.needs_random and not marks):
             self._willneed(self._mapping.files[file].fd, start, end, self._chunk)
             return
         page = libc.PAGE
