@@ -73,7 +73,7 @@ class Generation:
         prompt_done = time.perf_counter()
         stream = TextStream(request.stop)
         limit = request.max_tokens if request.max_tokens is not None else self._context.n_ctx
-        n, first_token, reason = 0, 0.0, ""
+        n, first_token, reason = 0, 0.0, "" if limit > 0 else "length"
         while not reason:
             token = sampler.sample()
             first_token = first_token or time.perf_counter()
@@ -100,7 +100,7 @@ class Generation:
             predicted_n=n,
             predicted_ms=(time.perf_counter() - prompt_done) * 1000,
         )
-        return Outcome(reason, stream.stopped, timings, (first_token - began) * 1000)
+        return Outcome(reason, stream.stopped, timings, (first_token - began) * 1000 if first_token else 0.0)
 
     def _prefill(self, request: GenerationRequest) -> Generator[PromptProgress, None, int]:
         prompt, total = request.prompt, len(request.prompt)
