@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from expertd.server.grammar.gbnf import any_until, literal, spell, value_literal
+from expertd.server.grammar.gbnf import COMPACT, any_until, literal, spell, value_literal
 from expertd.server.grammar.schema import SchemaRules
 from expertd.server.output.formats import ChatFormat, ToolStyle
 from expertd.server.output.harmony import CHANNEL, MESSAGE, START
@@ -50,11 +50,11 @@ def call_answer(tools: Sequence[Tool], spoken: ChatFormat, prompt: str, *, sever
     calls = [shapes(rules, tool, i) for i, tool in enumerate(tools)]
     rules.rules["one-call"] = " | ".join(calls)
     if spoken.style is ToolStyle.HARMONY:
-        return spell({"root": f"{_ANALYSIS} one-call", **rules.rules})
+        return spell({"root": f"{_ANALYSIS} one-call", **rules.rules, **COMPACT})
     before, between, after = _BRACKETS[spoken.style]
     more = f" ({between} one-call)*" if several else ""
     body = " ".join(p for p in (_thinking(spoken, prompt), before, f"one-call{more}", after) if p)
-    return spell({"root": body, **rules.rules})
+    return spell({"root": body, **rules.rules, **COMPACT})
 
 
 def _thinking(spoken: ChatFormat, prompt: str) -> str:
@@ -76,6 +76,9 @@ def _object(rules: SchemaRules, tool: Tool, number: int, word: str) -> str:
         f'"{{" ws {value_literal("name")} ws ":" ws {value_literal(tool.name)} ws "," ws '
         f'{value_literal(word)} ws ":" ws {arguments} ws "}}"'
     )
+
+
+_HERMES_END = literal("\n</tool_call>")
 
 
 def _hermes(rules: SchemaRules, tool: Tool, number: int) -> str:
@@ -123,8 +126,8 @@ _SHAPES = {
     ToolStyle.HARMONY: _harmony,
 }
 _BRACKETS = {
-    ToolStyle.HERMES: ("", "ws", ""),
-    ToolStyle.TAGGED: ("", "ws", ""),
+    ToolStyle.HERMES: ("", literal("\n"), ""),
+    ToolStyle.TAGGED: ("", literal("\n"), ""),
     ToolStyle.MISTRAL: (f'{literal("[TOOL_CALLS]")} "["', 'ws "," ws', '"]"'),
     ToolStyle.LLAMA3: ("", '"; "', ""),
 }

@@ -84,6 +84,10 @@ def _class_escape(char: str) -> str:
     return "\\" + char if char in "[]\\" else char
 
 
+COMPACT = {"ws": '" "?'}
+"""White space where nobody reads it: small models otherwise wander off into new lines."""
+
+
 def spell(rules: dict[str, str]) -> str:
     """The grammar's text, with those rules of JSON that it uses."""
     out = dict(rules)

@@ -32,7 +32,8 @@ class _State(Enum):
 class HermesParser:
     """Content and tool calls. `parameters` maps a tool's name to its JSON schema, for the types of tagged arguments.
 
-    What is between the tags and is no call becomes content; the tags never do.
+    What is between the tags and is no call becomes content; the tags never do. A call that is cut off before its name
+    and arguments are known is dropped.
     """
 
     def __init__(self, parameters: Mapping[str, Mapping[str, Any]], *, bare: bool = False) -> None:
@@ -56,8 +57,6 @@ class HermesParser:
         out: list[Delta] = []
         if self._state is _State.TAGGED:
             self._tagged(self._held, out)
-        elif self._state is _State.JSON and not self._call.started:
-            self._show(without(self._raw + self._held, self._markers), out)
         elif self._state is _State.TEXT and self._held and not (self._calls and self._held.isspace()):
             out.append(Content(self._held))
         self._held = self._raw = ""

@@ -22,7 +22,8 @@ class _State(Enum):
 
 
 class MistralParser:
-    """Content, then calls. Control tokens of the format never become content."""
+    """Content, then calls. Control tokens of the format never become content; a call that is cut off before its name
+    is known is dropped."""
 
     def __init__(self) -> None:
         self._state = _State.TEXT
@@ -44,8 +45,6 @@ class MistralParser:
         out: list[Delta] = []
         if self._state is _State.TEXT and self._held and not (self._calls and self._held.isspace()):
             out.append(Content(self._held))
-        elif self._state is _State.CALL and not self._call.started:
-            out.append(Content(without(self._raw + self._held, _MARKERS)))
         elif self._state is _State.NAME and self._name():
             out += [CallStart(self._calls, self._name()), CallArguments(self._calls, "{}")]
         self._held = ""
