@@ -133,6 +133,9 @@ def read_ids(address: int) -> list[int]:
     if tensor.type != abi.GGML_TYPE_I32 or not tensor.data:
         return []
     k, rows, stride = tensor.ne[0], tensor.ne[1], tensor.nb[1]
+    if not rows:
+        # The last layer of a micro-batch of which no output is asked for.
+        return []
     if tensor.buffer and not abi.ggml().ggml_backend_buffer_is_host(tensor.buffer):
         return _read_device_ids(address, k, rows, stride)
     if rows == 1 or stride == 4 * k:
