@@ -116,7 +116,7 @@ def _gap_warnings(tensors: tuple[TensorInfo, ...]) -> list[str]:
         if t.by_gap:
             by_id.setdefault(t.type_id, []).append(t)
     return [
-        f"{len(found)} tensors of type id {type_id} ({AMBIGUOUS.get(type_id, 'unknown')}), sized by the gap to the next: "
+        f"{len(found)} tensors of type {type_id} ({AMBIGUOUS.get(type_id, 'unknown')}), sized by the gap to the next: "
         f"{sum(t.nbytes for t in found)} bytes, first {quote(found[0].name)}"
         for type_id, found in sorted(by_id.items())
     ]
