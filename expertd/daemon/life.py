@@ -85,12 +85,10 @@ class Daemon:
     async def _end(self, serving: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> None:
         """Case 5."""
         self._notify.stopping()
-        failure = self._service.failure
         began = time.monotonic()
         self._http.stop()
         await asyncio.wait({serving})
         stopped = await self._service.stop(max(1.0, self._config.server.drain_seconds))
-        self._service.failure = failure
         for task in tasks:
             task.cancel()
         await asyncio.wait(set(tasks))

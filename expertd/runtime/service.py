@@ -86,7 +86,7 @@ class Service:
     def _set_state(self, state: str, why: str) -> None:
         if self.state in ("stopping", "failed") and state != "stopping":
             return
-        self.state, self.failure = state, why
+        self.state, self.failure = state, why or self.failure
         if state == "failed":
             log.error("%s", why)
             self._queue.close(lambda: NotReadyError(why))

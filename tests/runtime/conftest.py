@@ -1,0 +1,56 @@
+"""A running service on the built-in model (or another), and what a request gives as plain values."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from expertd.engine.requests import Finished, GenerationRequest, Piece, Sampling
+from expertd.engine.settings import EngineSettings
+from expertd.runtime.service import Service
+from expertd.runtime.settings import RuntimeSettings
+
+Serve = Callable[..., AbstractAsyncContextManager[Service]]
+
+
+@pytest.fixture
+def serve(demo_model: Path) -> Serve:
+    """`async with serve(budget_share=0.5) as service`: a ready service; settings as keywords, those of the engine as
+    `engine={...}`."""
+
+    @asynccontextmanager
+    async def started(model: Path = demo_model, engine: dict[str, object] | None = None, **settings: object) -> AsyncIterator[Service]:  # fmt: skip
+        values = {"n_ctx": 512, "n_ubatch": 64, **(engine or {})}
+        settings.setdefault("steering", "on")
+        service = Service(RuntimeSettings(EngineSettings(model, **values), **settings))  # type: ignore[arg-type]
+        service.start()
+        while service.state in ("loading", "warming"):
+            await service.wait_changed()
+        assert service.state == "ready", service.failure
+        try:
+            yield service
+        finally:
+            assert await service.stop()
+
+    return started
+
+
+async def answer(service: Service, text: str, max_tokens: int = 32, **request: object) -> tuple[str, Finished]:
+    """The greedy reply to a raw prompt, and the last event."""
+    request.setdefault("sampling", Sampling(temperature=0))
+    prompt = tuple(service.tokenize(text, add_special=True, parse_special=True))
+    reply = ""
+    async for event in service.generate(GenerationRequest(prompt, max_tokens, **request)):  # type: ignore[arg-type]
+        if isinstance(event, Piece):
+            reply += event.text
+        if isinstance(event, Finished):
+            return reply, event
+    raise AssertionError("no Finished event")
+
+
+def run(coroutine: object) -> object:
+    return asyncio.run(coroutine)  # type: ignore[arg-type]
