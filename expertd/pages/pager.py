@@ -26,6 +26,7 @@ from expertd.pages import libc, ranges, windows
 from expertd.pages.disk import read_limits
 from expertd.pages.locks import LockReport, PageLocks
 from expertd.pages.mapping import MappedFile, MappedFiles
+from expertd.pages.residency import resident_bytes
 from expertd.types import ExpertLayout, ExpertTensor, Extent
 
 log = logging.getLogger(__name__)
@@ -86,12 +87,11 @@ class Pager:
         """Try on a few experts that nobody holds whether reading in large folios is exact here, and how to go on.
 
         Returns "windows" or "plain". Before this it is "windows" where the device's limits allow it. Reads and drops
-        a few MiB; engine thread, before the first token.
+        a few experts; engine thread, before the first token.
         """
         if not any(self._plans):
             return "plain"
-        free = [e for moe in self.layout.layers for e in (moe.layer * self._n, moe.layer * self._n + moe.n_experts // 2)
-                if not self.held[e]][:_TRIES]  # fmt: skip
+        free = self._spare(_TRIES)
         self._drop(free)
         random = any(plan is not None and plan.needs_random for plan in self._plans)
         if random:
@@ -110,6 +110,20 @@ class Pager:
                 self._advise(libc.MADV_NORMAL)
             return "plain"
         return "windows"
+
+    def _spare(self, count: int) -> list[int]:
+        """Experts that nobody holds, those first that are hardly cached."""
+        free: list[int] = []
+        cached: list[int] = []
+        for moe in self.layout.layers:
+            base, borders = moe.layer * self._n, 2 * len(moe.tensors) * libc.PAGE
+            for expert in range(base, base + moe.n_experts, max(1, moe.n_experts // 4)):
+                if not self.held[expert]:
+                    there = resident_bytes(self.mapping, self.layout.extents(expert)) or 0
+                    (free if there <= borders else cached).append(expert)
+            if len(free) >= count:
+                break
+        return sorted((free + cached)[:count])
 
     def close(self) -> None:
         """Give descriptors and advice back; locks go with the mapping."""
@@ -262,6 +276,11 @@ class Pager:
             if end > start:
                 total += self._drop_range(self.mapping.files[e.file], start, end)
         return total
+
+    def drop_files(self) -> None:
+        """Drop all of the model, headers too. Pages that another process maps stay."""
+        for f in self.mapping.files:
+            self._drop_range(f, 0, ranges.ceil(f.nbytes, libc.PAGE))
 
     def pin(self, experts: Sequence[int]) -> list[int]:
         """Read in and lock experts until the limit; returns those that are locked now. Never raises for a limit."""
