@@ -34,6 +34,7 @@ STATUS: dict[str, int] = {
     "bench": 500,
     "internal": 500,
     "not_implemented": 501,
+    "cancelled": 503,
     "not_ready": 503,
 }
 _TYPE = {

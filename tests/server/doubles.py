@@ -24,7 +24,7 @@ class Double:
     """`script` is what `generate` does: events are given, errors raised, numbers slept."""
 
     script: Sequence[Event | BaseException | float] = (Piece("Hello", (1,)), Piece(" there", (2,)), DONE)
-    model: Any = MODEL
+    model: Any = field(default_factory=lambda: MODEL)
     state: str = "ready"
     failure: str = ""
     progress: Any = field(default_factory=lambda: SimpleNamespace(what="", done=0, total=0))
