@@ -30,7 +30,9 @@ def test_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
     assert _stream(_chunks(data, cuts), ()) == (data.decode(), "")
 
 
-@given(st.text(alphabet="ab🙂", max_size=60), st.lists(st.text(alphabet="ab🙂", min_size=1, max_size=4), max_size=3), _CUTS)
+@given(
+    st.text(alphabet="ab🙂", max_size=60), st.lists(st.text(alphabet="ab🙂", min_size=1, max_size=4), max_size=3), _CUTS
+)
 def test_text_ends_before_the_first_stop_string(text: str, stops: list[str], cuts: list[int]) -> None:
     shown, stopped = _stream(_chunks(text.encode(), cuts), tuple(stops))
     found = [text.find(s) for s in stops if s in text]
