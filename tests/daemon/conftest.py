@@ -40,8 +40,9 @@ class RunningDaemon:
 
 def arguments(model: Path, directory: Path, *more: str) -> list[str]:
     return [
-        sys.executable, "-m", "expertd", "serve", "--model", str(model), "--port", "0", "--steering", "on", "--budget", "40%",
-        "--ctx", "1024", "--socket", str(directory / "admin.sock"), "--set", f"state.directory={directory}", *more,
+        sys.executable, "-m", "expertd", "serve", "--model", str(model), "--port", "0", "--steering", "on",
+        "--budget", "40%", "--ctx", "1024", "--socket", str(directory / "admin.sock"),
+        "--set", f"state.directory={directory}", *more,
     ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -23,7 +22,9 @@ def serve(demo_model: Path) -> Serve:
     `engine={...}`."""
 
     @asynccontextmanager
-    async def started(model: Path = demo_model, engine: dict[str, object] | None = None, **settings: object) -> AsyncIterator[Service]:  # fmt: skip
+    async def started(
+        model: Path = demo_model, engine: dict[str, object] | None = None, **settings: object
+    ) -> AsyncIterator[Service]:
         values = {"n_ctx": 512, "n_ubatch": 64, **(engine or {})}
         settings.setdefault("steering", "on")
         service = Service(RuntimeSettings(EngineSettings(model, **values), **settings))  # type: ignore[arg-type]
@@ -50,7 +51,3 @@ async def answer(service: Service, text: str, max_tokens: int = 32, **request: o
         if isinstance(event, Finished):
             return reply, event
     raise AssertionError("no Finished event")
-
-
-def run(coroutine: object) -> object:
-    return asyncio.run(coroutine)  # type: ignore[arg-type]
