@@ -7,7 +7,7 @@ Not here: shapes and bytes (`expertmap`). Names are those of llama.cpp's LLM_TEN
    files of before April 2024.
 3. Anything else of `_exps` (bias, scale) is small and read with every token.
 4. `_chexps`: GroveMoE's adjugate experts, each shared by a group of experts, so no expert owns their bytes.
-5. `_shexp`: shared experts, used by every token. 6. The router and its bias. 7. Tables of which a token reads one row.
+5. The router, its bias and the shared expert's gate. 6. `_shexp`: shared experts, used by every token. 7. Tables of which a token reads one row.
 8. The families that llama.cpp knows are dense; the rest is unknown.
 """
 
@@ -83,10 +83,10 @@ def role_of(name: str, n_trunk: int, n_blocks: int) -> Role:
         return Role.EXPERT_BIAS
     if stem.endswith("_chexps"):
         return Role.GROUP_EXPERT
-    if stem.endswith("_shexp"):
-        return Role.SHARED_EXPERT
     if stem.startswith(("ffn_gate_inp", "exp_probs_b", "ffn_gate_tid2eid")):
         return Role.ROUTER
+    if stem.endswith("_shexp"):
+        return Role.SHARED_EXPERT
     return Role.DENSE if _BLOCK_FAMILIES.match(rest) else Role.UNKNOWN
 
 

@@ -331,7 +331,7 @@ def write_architecture(name: str, path: Path) -> Path:
         else:
             w.add_uint32(full, value)
     for tensor, shape in shapes.items():
-        small = len(shape) == 1 or ".ssm_" in tensor and "ssm_in" not in tensor and "ssm_out" not in tensor
+        small = len(shape) == 1 or (".ssm_" in tensor and "ssm_in" not in tensor and "ssm_out" not in tensor)
         small = small or tensor.endswith((".bias", "gate_inp.weight"))
         w.add_tensor(tensor, np.zeros(shape[::-1], np.float32 if small else np.float16))
     w.write_header_to_file()
