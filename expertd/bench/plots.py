@@ -81,7 +81,8 @@ def shares(title: str, x_label: str, groups: Groups) -> str:
     axes.set_ylabel("share")
     axes.set_ylim(0, 1.03)
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    if any(groups.values()):
+        axes.legend(frameon=False, fontsize=9, loc="lower right")
     return _svg(figure, title)
 
 
