@@ -34,11 +34,12 @@ def create_app(
     settings: ServerSettings,
     metrics: Callable[[], bytes],
     status: Callable[[], Mapping[str, Any]] = dict,
+    series: Callable[[int | None], Mapping[str, Any]] = lambda since: {},
 ) -> Starlette:
     """The app. Its `state.context` holds the counts that `telemetry` reads and the keys that a reload replaces;
-    `status` tells more for `/expertd/status`."""
+    `status` tells more for `/expertd/status`, `series` for `/expertd/series` (points after the number given)."""
     keys = KeyRing(settings.api_keys, settings.admin_key)
-    context = Context(service, settings, keys, metrics, status=status)
+    context = Context(service, settings, keys, metrics, status=status, series=series)
     app = Starlette(
         routes=[r for o in OPERATIONS for r in _routes(o)] + [Route("/openapi.json", _openapi, methods=["GET"])],
         middleware=[Middleware(Gate, settings=settings, keys=keys, counts=context.counts)],

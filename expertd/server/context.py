@@ -32,6 +32,8 @@ class Context:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     status: Callable[[], Mapping[str, Any]] = dict
     """What else `/expertd/status` tells; the daemon's."""
+    series: Callable[[int | None], Mapping[str, Any]] = lambda since: {}
+    """What else `/expertd/series` tells; the daemon's."""
     url: str = ""
     watchers: int = 0
     """Open event streams."""

@@ -78,4 +78,9 @@ class Record:
             access.log(level, "%s %s %d %s", self.method, self.path, self.status, words, extra={"fields": fields})
 
 
-_QUIET = frozenset({"/health", "/livez", "/readyz", "/metrics", "/static/{path:path}"})
+_QUIET = frozenset(
+    {
+        "/health", "/livez", "/readyz", "/metrics", "/static/{path:path}",
+        "/expertd/series", "/expertd/heatmap", "/expertd/experts",
+    }
+)  # fmt: skip

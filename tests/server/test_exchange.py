@@ -134,10 +134,11 @@ def test_a_silent_stream_gets_comments(start_server: Start) -> None:
 def test_a_client_that_goes_ends_the_generation(start_server: Start) -> None:
     double = Double(script=[Piece("Hi", (1,)), 60.0, DONE])
     server = start_server(double)
-    for number, (path, stream) in enumerate(itertools.product(GENERATING, (False, True))):
+    for path, stream in itertools.product(GENERATING, (False, True)):
+        before = double.closed
         with pytest.raises(httpx.TimeoutException):
             httpx.post(server.url + path, json={**GENERATING[path], "stream": stream}, timeout=0.2)
-        until(lambda: double.closed == number + 1)
+        until(lambda before=before: double.closed == before + 1)
     assert server.call(lambda: len(asyncio.all_tasks(server.loop))) < 10
     with server.client() as http:
         assert http.get("/livez").status_code == 200

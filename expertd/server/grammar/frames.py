@@ -14,6 +14,7 @@ from expertd.server.grammar.schema import SchemaRules
 from expertd.server.output.formats import ChatFormat, ToolStyle
 from expertd.server.output.harmony import CHANNEL, MESSAGE, START
 
+_LINE = "\n"
 _ANALYSIS = (
     f'({literal(CHANNEL + "analysis" + MESSAGE)} ([^<] | "<" [^|])* {literal("<|end|>" + START + "assistant")})?'
 )
@@ -78,11 +79,9 @@ def _object(rules: SchemaRules, tool: Tool, number: int, word: str) -> str:
     )
 
 
-_HERMES_END = literal("\n</tool_call>")
-
-
 def _hermes(rules: SchemaRules, tool: Tool, number: int) -> str:
-    return f"{literal('<tool_call>')} ws {_object(rules, tool, number, 'arguments')} ws {literal('</tool_call>')}"
+    call = _object(rules, tool, number, "arguments")
+    return f"{literal('<tool_call>' + _LINE)} {call} {literal(_LINE + '</tool_call>')}"
 
 
 def _mistral(rules: SchemaRules, tool: Tool, number: int) -> str:
@@ -100,7 +99,7 @@ def _tagged(rules: SchemaRules, tool: Tool, number: int) -> str:
     for key, schema in properties.items():
         is_text = isinstance(schema, dict) and schema.get("type") == "string" and "enum" not in schema
         value = '([^<] | "<" [^/])*' if is_text else _plain(rules, schema, f"call-{number}-{key}")
-        pair = f"{literal(f'<parameter={key}>' + chr(10))} {value} {literal(chr(10) + '</parameter>' + chr(10))}"
+        pair = f"{literal(f'<parameter={key}>{_LINE}')} {value} {literal(f'{_LINE}</parameter>{_LINE}')}"
         parts.append(pair if key in required else f"({pair})?")
     return " ".join([*parts, literal("</function>\n</tool_call>")])
 
@@ -126,8 +125,8 @@ _SHAPES = {
     ToolStyle.HARMONY: _harmony,
 }
 _BRACKETS = {
-    ToolStyle.HERMES: ("", literal("\n"), ""),
-    ToolStyle.TAGGED: ("", literal("\n"), ""),
+    ToolStyle.HERMES: ("", literal(_LINE), ""),
+    ToolStyle.TAGGED: ("", literal(_LINE), ""),
     ToolStyle.MISTRAL: (f'{literal("[TOOL_CALLS]")} "["', 'ws "," ws', '"]"'),
     ToolStyle.LLAMA3: ("", '"; "', ""),
 }

@@ -1,4 +1,5 @@
-"""The dashboard's files, as they lie in `server/static`: cached by their content, and locked to this origin."""
+"""The dashboard's files, as they lie in `server/static`: locked to this origin, and asked for again each time by their
+tag, since after an upgrade a page and a script of different versions would not fit."""
 
 from __future__ import annotations
 
@@ -24,19 +25,19 @@ _HEADERS = {
 
 
 async def index(request: Request) -> Response:
-    return _serve(request, "index.html", "no-cache")
+    return _serve(request, "index.html")
 
 
 async def asset(request: Request) -> Response:
-    return _serve(request, request.path_params["path"], "public, max-age=3600")
+    return _serve(request, request.path_params["path"])
 
 
-def _serve(request: Request, path: str, caching: str) -> Response:
+def _serve(request: Request, path: str) -> Response:
     found = _file(path)
     if found is None:
         raise NotFoundError(f"nothing is at {request.url.path[:128]}", hint="see /openapi.json")
     body, etag = found
-    headers = {**_HEADERS, "cache-control": caching, "etag": etag}
+    headers = {**_HEADERS, "cache-control": "no-cache", "etag": etag}
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
     kind = mimetypes.guess_type(path)[0] or "application/octet-stream"

@@ -13,7 +13,7 @@ from expertd.server.bodies.anthropic import MessagesBody
 from expertd.server.bodies.openai import ChatBody, CompletionBody
 from expertd.server.bodies.responses import ResponsesBody
 from expertd.server.bodies.text import DetokenizeBody, TokenizeBody
-from expertd.server.routes import dashboard, generate, probes, text, watch
+from expertd.server.routes import dashboard, generate, probes, series, text, watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/expertd/status", watch.status, "Everything at a glance", reply=dict[str, Any]),
     Operation("GET", "/expertd/cache", watch.cache, "The expert cache", reply=dict[str, Any]),
     Operation("GET", "/expertd/heatmap", watch.heatmap, "How hot every expert is", reply=dict[str, Any]),
+    Operation("GET", "/expertd/experts", series.experts, "Single experts, hottest first", reply=dict[str, Any],
+              errors=(400,)),
+    Operation("GET", "/expertd/series", series.series, "The last minutes in figures, and now",
+              reply=dict[str, Any], errors=(400,)),
     Operation("GET", "/expertd/events", watch.events, "Changes as they happen", content="text/event-stream",
               errors=(429,)),
     Operation("GET", "/", dashboard.index, "The dashboard", open=True, hidden=True),

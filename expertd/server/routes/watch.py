@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -39,18 +40,33 @@ async def status(request: Request) -> Response:
         "cache": dict(service.cache_report()),
         "slots": service.slots(),
     }
-    return JsonResponse({**_state(service), **known, **context.status()})
+    return JsonResponse({**state_of(service), **known, **context.status()})
 
 
 async def heatmap(request: Request) -> Response:
-    """JSON, or one byte an expert where the client accepts bytes: two bits of state above six bits of score."""
-    found = context_of(request).service.heatmap()
+    """JSON, or one byte an expert where the client accepts bytes: two bits of state (0 absent, 1 resident, 2 pinned,
+    3 just missed) above six bits of heat by rank. The bytes carry a tag; asking again with it costs next to nothing
+    while nothing happens."""
+    service = context_of(request).service
     if _BYTES not in request.headers.get("accept", ""):
-        return JsonResponse(found)
-    rows = zip(found["scores"], found["state"], strict=True)
-    body = bytes(s << 6 | round(score * 63) for scores, state in rows for score, s in zip(scores, state, strict=True))
-    layers = ",".join(map(str, found["layers"]))
-    headers = {"x-expertd-layers": layers, "x-expertd-experts": str(found["n_experts"])}
+        return JsonResponse(service.heatmap())
+    if service.heat is None:
+        return _cells(b"", [], 0, "none")
+    if request.headers.get("if-none-match") == f'"{service.heat.version()}"':
+        return Response(
+            status_code=304, headers={"etag": request.headers["if-none-match"], "cache-control": "no-cache"}
+        )
+    cells = service.heat.cells()
+    return _cells(cells.body, cells.layers, cells.n_experts, cells.version)
+
+
+def _cells(body: bytes, layers: Sequence[int], n_experts: int, version: str) -> Response:
+    headers = {
+        "x-expertd-layers": ",".join(map(str, layers)),
+        "x-expertd-experts": str(n_experts),
+        "etag": f'"{version}"',
+        "cache-control": "no-cache",
+    }
     return Response(body, media_type=_BYTES, headers=headers)
 
 
@@ -107,10 +123,11 @@ class _Events:
 
 
 def _looks(service: Service) -> dict[str, Any]:
-    return {"state": _state(service), "cache": dict(service.cache_report()), "slots": service.slots()}
+    return {"state": state_of(service), "cache": dict(service.cache_report()), "slots": service.slots()}
 
 
-def _state(service: Service) -> dict[str, Any]:
+def state_of(service: Service) -> dict[str, Any]:
+    """State, failure and progress."""
     progress = service.progress
     return {
         "state": service.state,
