@@ -7,8 +7,8 @@ Not here: shapes and bytes (`expertmap`). Names are those of llama.cpp's LLM_TEN
    files of before April 2024.
 3. Anything else of `_exps` (bias, scale) is small and read with every token.
 4. `_chexps`: GroveMoE's adjugate experts, each shared by a group of experts, so no expert owns their bytes.
-5. The router, its bias and the shared expert's gate. 6. `_shexp`: shared experts, used by every token. 7. Tables of which a token reads one row.
-8. The families that llama.cpp knows are dense; the rest is unknown.
+5. The router, its bias and the shared expert's gate. 6. `_shexp`: shared experts, used by every token.
+7. Tables of which a token reads one row. 8. The families that llama.cpp knows are dense; the rest is unknown.
 """
 
 from __future__ import annotations
