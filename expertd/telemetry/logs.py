@@ -17,8 +17,8 @@ from typing import TextIO
 
 FORMATS = ("auto", "text", "journal", "json")
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-# Chatty at their own INFO level: a line for each request or connection, which our access line says better.
-_QUIET = ("asyncio", "httpx", "httpcore", "uvicorn.access", "urllib3")
+# Chatty at their own INFO level, with what our own lines say better.
+_QUIET = ("asyncio", "httpx", "httpcore", "uvicorn.access", "uvicorn.error", "urllib3")
 _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 
 

@@ -59,6 +59,11 @@ class Watch:
         self._candidate = self._said = STARTING.cause
         self._thrashing_said = False
 
+    @property
+    def latest(self) -> Sample | None:
+        """The last sample taken."""
+        return self._samples[-1] if self._samples else None
+
     def tick(self, now: float) -> Verdict:
         """Take a sample at `now` (monotonic seconds) and decide."""
         sample = Sample(now, self._snapshot(), self._kernel())

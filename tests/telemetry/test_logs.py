@@ -86,9 +86,10 @@ def test_llama_and_uvicorn_are_in_the_same_stream_and_the_chatty_are_quiet(strea
     logs.set_up("info", "journal", {}, stream)
     logging.getLogger("expertd.llama").warning("out of memory")
     logging.getLogger("uvicorn.error").info("started")
+    logging.getLogger("uvicorn.error").warning("odd request")
     logging.getLogger("uvicorn.access").info("GET /")
     logging.getLogger("httpx").info("HTTP Request")
-    assert stream.getvalue().splitlines() == ["<4>llama: out of memory", "<6>uvicorn: started"]
+    assert stream.getvalue().splitlines() == ["<4>llama: out of memory", "<4>uvicorn: odd request"]
 
 
 def test_the_level_can_change_while_running(stream: io.StringIO) -> None:
