@@ -59,7 +59,7 @@ def daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     directory, port = tmp_path_factory.mktemp("daemon"), free_port()
     settings = ["server.socket=", f"state.directory={directory}", "engine.n_ctx=512", "engine.threads=1"]
     command = [sys.executable, "-m", "expertd", "serve", "--model", str(demo_model), "--port", str(port)]
-    command += ["--budget", "3MiB", "--steering", "on", *(part for s in settings for part in ("--set", s))]
+    command += ["--budget", "1MiB", "--steering", "on", *(part for s in settings for part in ("--set", s))]
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"EXPERTD_CONFIG": os.devnull})
     wait_for(lambda: get(f"http://127.0.0.1:{port}/readyz"), 60)
