@@ -9,7 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +20,7 @@ from expertd.errors import PagesError
 ROOT = Path("/")
 # The kernel's default for read_ahead_kb, and what a device without sysfs entries is taken to have.
 DEFAULT_READ_AHEAD_KB = 128
+_DEPTH = 8
 
 _CANNOT = {
     "9p": "its pages are cached by the host",
@@ -113,39 +115,48 @@ def probe(
 ) -> Speed:
     """Read `nbytes` in order and half as much at random with O_DIRECT, leaving the page cache as it is.
 
-    One request at a time in blocks of four for the first and one block for the second, so that a disk with a deep
-    queue may do better. PagesError where the file cannot be read past the page cache.
+    `_DEPTH` requests at a time, since disks of our days need several to show what they can. PagesError where the file
+    cannot be read past the page cache.
     """
-    size = os.stat(path).st_size
-    blocks = size // block
+    blocks = os.stat(path).st_size // block
     if not blocks:
         raise PagesError(f"{path} is too small to measure a disk with", hint=f"it needs at least {block} bytes")
+    picks = random.Random(seed)
+    count = max(1, min(nbytes // block, blocks))
+    first = picks.randrange(0, blocks - count + 1)
+    in_order = [(first + i) * block for i in range(count)]
+    scattered = [picks.randrange(blocks) * block for _ in range(max(1, count // 2))]
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
         raise PagesError(f"{path} cannot be read past the page cache: {error.strerror}") from error
-    buffer = memoryview(mmap.mmap(-1, 4 * block))
-    picks = random.Random(seed)
     try:
-        wide = min(4, blocks)
-        count = max(1, min(nbytes // (wide * block), blocks // wide))
-        first = picks.randrange(0, blocks - count * wide + 1)
         started = clock()
-        done = sum(os.preadv(fd, [buffer[: wide * block]], (first + i * wide) * block) for i in range(count))
+        done = _read_all(fd, in_order, block)
         middle = clock()
-        places = [picks.randrange(blocks) * block for _ in range(max(1, min(nbytes // block // 2, blocks)))]
-        scattered = sum(os.preadv(fd, [buffer[:block]], at) for at in places)
+        done += _read_all(fd, scattered, block)
         ended = clock()
     except OSError as error:
         raise PagesError(f"{path} cannot be read past the page cache: {error.strerror}") from error
     finally:
         os.close(fd)
     return Speed(
-        sequential=done / max(middle - started, 1e-9),
-        random=scattered / max(ended - middle, 1e-9),
-        read_bytes=done + scattered,
+        sequential=count * block / max(middle - started, 1e-9),
+        random=len(scattered) * block / max(ended - middle, 1e-9),
+        read_bytes=done,
         seconds=ended - started,
     )
+
+
+def _read_all(fd: int, places: Sequence[int], block: int) -> int:
+    """Bytes read at the places, by `_DEPTH` threads that each take every so many-th."""
+
+    def read(places: Sequence[int]) -> int:
+        with mmap.mmap(-1, block) as memory, memoryview(memory) as buffer:
+            return sum(os.preadv(fd, [buffer], at) for at in places)
+
+    with ThreadPoolExecutor(_DEPTH) as pool:
+        return sum(pool.map(read, [places[i::_DEPTH] for i in range(_DEPTH)]))
 
 
 def _number(path: Path) -> int | None:

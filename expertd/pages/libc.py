@@ -94,8 +94,8 @@ def sigaction_call() -> Any:
 class Touch:
     """A read of file pages that neither waits nor copies: it only makes the kernel's read-ahead see an access.
 
-    RWF_NOWAIT keeps it from waiting, and the null buffer from copying a page that is there (EFAULT). What it returns
-    says nothing, so nothing is returned. One per thread.
+    RWF_NOWAIT keeps it from waiting, and the null buffer from copying a page that is there (EFAULT). Returns whether
+    the first page was there, up to date. One per thread.
     """
 
     class _Vector(ctypes.Structure):
@@ -112,9 +112,10 @@ class Touch:
     def possible(self) -> bool:
         return self._call is not None
 
-    def __call__(self, fd: int, offset: int, nbytes: int) -> None:
+    def __call__(self, fd: int, offset: int, nbytes: int) -> bool:
         self._vector.nbytes = nbytes
-        self._call(fd, self._address, 1, offset, self._NOWAIT)  # type: ignore[misc]
+        assert self._call is not None
+        return self._call(fd, self._address, 1, offset, self._NOWAIT) == -1 and ctypes.get_errno() == errno.EFAULT
 
 
 def madvise(address: int, nbytes: int, advice: int) -> int:

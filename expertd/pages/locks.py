@@ -133,7 +133,7 @@ class PageLocks:
 
 
 def _status_field(name: str, base: int) -> int:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as f:
+    with open("/proc/self/status", errors="replace") as f:
         for line in f:
             if line.startswith(name):
                 return int(line.split()[1], base)

@@ -204,7 +204,7 @@ def _pressure(root: Path, cgroup: Cgroup | None) -> Pressure | None:
     if not text:
         text = _text(root / "proc/pressure/memory")
     rows: dict[str, dict[str, float]] = {}
-    for line in text.splitlines():
+    for line in filter(str.strip, text.splitlines()):
         kind, *pairs = line.split()
         try:
             rows[kind] = {key: float(value) for key, _, value in (p.partition("=") for p in pairs)}

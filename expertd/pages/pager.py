@@ -284,6 +284,7 @@ class Pager:
 
     def pin(self, experts: Sequence[int]) -> list[int]:
         """Read in and lock experts until the limit; returns those that are locked now. Never raises for a limit."""
+        self.hold(experts)
         fresh = [e for e in experts if e not in self._pinned]
         if fresh:
             self.prefetch(sorted(fresh))
@@ -301,7 +302,7 @@ class Pager:
 
         One that was released while it was pinned could not be dropped then: it is dropped now.
         """
-        done = [e for e in experts if e in self._pinned]
+        done = [e for e in dict.fromkeys(experts) if e in self._pinned]
         for expert in done:
             self._pinned.discard(expert)
             self.locks.unlock(self._exact(self.layout.extents(expert)))

@@ -7,7 +7,7 @@ far it reads. This module makes it open a window exactly where one is wanted. `d
 How one window is opened, on two descriptors whose read-ahead states are used for nothing else:
 1. A page is left out, so that no older page lies before; WILLNEED on the 2 or 3 pages behind it (descriptor `a`).
 2. A touch of the page behind those, on `a`: a miss after a short run of cached pages reads as many more, and marks the
-   last with the flag that says "read on when someone comes here".
+   last with the flag that says "read on when someone comes here". A page that is there ends it: step 5 does the rest.
 3. A touch of the marked page on `b`, which has not seen this stream: the kernel reads on from the next missing page, in
    a window sized by the length of the touch, with folios four times as large as those of the last window on `b`.
 4. The new window's first page is marked now, which would make a fault read further. Where windows are longer than the
@@ -125,9 +125,12 @@ class Lane:
         except OSError:
             self.errors += 1
             return 0
-        touch(a, begin * page, missed * page)
+        self.calls += 2
+        if touch(a, begin * page, missed * page):
+            # It is there already. A touch on `b` could come upon the mark of the window that brought it.
+            return 0
         touch(b, (first - 1) * page, ask * page)
-        self.calls += 3
+        self.calls += 1
         self.windows += 1
         if not plan.needs_random:
             touch(a, first * page, page)
