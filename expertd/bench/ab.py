@@ -1,7 +1,8 @@
 """Arms side by side: alternating runs, each in a process of its own, from a cold cache, in as much memory as is wanted.
 
 1. Read-ahead is set where asked for, and put back at the end.
-2. For each round, each arm in turn: a fresh cgroup, the model's pages dropped, the run (`child`), the group removed.
+2. For each round, each arm in turn: a fresh cgroup, the model's pages dropped (or all read in, where warm is asked
+   for), the run (`child`), the group removed.
 3. Medians, ratios and the comparison of outputs are `results`'s.
 
 Alternating spreads what changes on the machine over all arms alike.
@@ -45,6 +46,8 @@ class Job:
     threads: int = 0
     routes: Path | None = None
     read_ahead_kb: int | None = None
+    warm: bool = False
+    """Start from a page cache that holds the model, as far as there is memory, instead of none of it."""
 
 
 class Watch(Protocol):
@@ -93,6 +96,8 @@ def _one(job: Job, spec: RunSpec, files: tuple[Path, ...], watch: Watch) -> Run:
     group = nullcontext() if job.memory_bytes is None else memory_group(job.memory_bytes)
     with group as held:
         stuck = pagecache.drop(files)
+        if job.warm:
+            pagecache.fill(files)
         done = run_child(spec, held, job.limit_seconds, watch.line)
     total = sum(f.stat().st_size for f in files)
     if stuck is not None and stuck > _STUCK_SHARE * total:

@@ -1,7 +1,7 @@
 """The page that a benchmark leaves behind: one HTML file with its plots inside, that needs nothing but a browser.
 
-It shows what the JSON holds (`ab_document`, `http.summarise`) and computes nothing of its own. How it looks is
-`report.html.j2`'s.
+It shows what the JSON holds (`ab_document`, `http_document`) and computes nothing of its own. How it looks lies in
+`templates`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ def ab_document(
 ) -> Document:
     """The JSON of `bench ab` and `bench geometry`, plain dicts and lists all through."""
     experts = model.integer("expert_count") or 0
+    measured = to_json(comparison)
+    for arm in measured["arms"]:
+        speed = arm["prompt_read_bytes_per_second"]
+        arm["prompt_disk_share"] = speed / machine.disk_sequential if speed and machine.disk_sequential else None
     document = {
-        **to_json(comparison),
+        **measured,
         "command": shlex.join(command),
         "date": _now(),
         "model": {
@@ -56,6 +60,7 @@ def ab_document(
         "tokens": job.n_tokens,
         "prompts": [{"topic": p.topic, "text": p.text, "tokens": len(p.tokens) or None} for p in job.prompts],
         "routes": str(job.routes) if job.routes else "",
+        "warm": job.warm,
         "limit_seconds": job.limit_seconds,
         "machine": machine,
         "disk_bytes_per_second": machine.disk_sequential,

@@ -67,6 +67,7 @@ _COMPARE = _options(
     click.option("--ctx", default=0, help="Context size (default: what the prompts need)."),
     click.option("--ubatch", default=0, help="Tokens of a prompt computed together (default: the arm's own)."),
     click.option("--threads", default=0, help="Threads (default: physical cores)."),
+    click.option("--warm", is_flag=True, help="Start each run with the model in the page cache, instead of without."),
     click.option("--read-ahead", type=int, metavar="KIB", help="Set the disk's read_ahead_kb meanwhile (root)."),
     click.option("--dir", "directory", type=_PATH, help="Where model files are made (/var/tmp/expertd-bench)."),
     click.option("--keep", is_flag=True, help="Keep a model file that was made, for the next time."),
@@ -237,13 +238,27 @@ def _made(name: str, nbytes: int, write: Callable[..., bool], options: dict[str,
     path = directory(options["directory"] or DEFAULT_DIR) / name
     if not path.exists():
         check_room(path.parent, nbytes)
-    with writing(shown, str(path), nbytes) as progress:
-        write(path, progress=progress)
+    with _ended_in_order():
+        with writing(shown, str(path), nbytes) as progress:
+            write(path, progress=progress)
+        try:
+            yield path
+        finally:
+            if not options["keep"]:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM unwinds like any error: children end, made files go, a changed read-ahead is put back."""
+    import signal
+    import sys
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        yield path
+        yield
     finally:
-        if not options["keep"]:
-            path.unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -283,6 +298,7 @@ def _job(model: Path, asked: tuple[Prompt, ...], options: dict[str, Any]) -> Job
         threads=options["threads"],
         routes=options.get("routes"),
         read_ahead_kb=options["read_ahead"],
+        warm=options["warm"],
     )
 
 
@@ -301,10 +317,11 @@ def _compare(
     header = read_model(model)
     here = machine.describe(model)
     watch = RunWatch(shown, job.runs * len(job.arms), job.n_tokens * len(job.prompts))
-    try:
-        comparison = comparing.run(job, watch)
-    finally:
-        watch.close()
+    with _ended_in_order():
+        try:
+            comparison = comparing.run(job, watch)
+        finally:
+            watch.close()
     document = report.ab_document(job, header, comparison, here, command=report.own_command(), notes=notes or [])
     if options["report"]:
         report.write_ab(options["report"], document)

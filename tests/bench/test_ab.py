@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +135,6 @@ def test_jobs_that_make_no_sense(demo_model: Path) -> None:
 
 
 def test_read_ahead_is_put_back(tmp_path: Path) -> None:
-    import os
-
     device = os.stat(tmp_path).st_dev
     setting = tmp_path / f"sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
     setting.parent.mkdir(parents=True)
@@ -146,8 +150,6 @@ def test_read_ahead_is_put_back(tmp_path: Path) -> None:
 
 @pytest.mark.cgroup
 def test_a_model_that_stays_cached_is_noted(tmp_path: Path) -> None:
-    import mmap
-
     model = tmp_path / "m.gguf"
     write(plan(60 << 20), model)
     with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
@@ -161,3 +163,29 @@ def test_a_model_that_stays_cached_is_noted(tmp_path: Path) -> None:
         job = ab.Job(model, (Arm("plain", Kind.PLAIN),), (Prompt("", "a"),), n_tokens=2, runs=1)
         comparison = ab.run(job, Quiet())
     assert any("stayed in the page cache" in note for note in comparison.arms[0].runs[0].notes)
+
+
+def test_warm_runs_hardly_read(demo_model: Path) -> None:
+    document = bench("ab", demo_model, "--warm", "--runs", 1, "--tokens", 4, "--prompt", "A", "--json")
+    for arm in document["arms"]:
+        # Not zero: Python may still read a module of its own.
+        assert arm["read_bytes_per_token"] * 3 + arm["prompt_read_bytes"] < 1 << 20
+    assert document["arms"][1]["hit_ratio"] == 1.0, "what is resident is adopted"
+
+
+@pytest.mark.cgroup
+def test_a_terminated_benchmark_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = "import sys; from expertd.cli import run; sys.exit(run(sys.argv[1:]))"
+    arguments = ["bench", "ab", "--inflate", "60MB", "--dir", str(tmp_path), "--tokens", "900", "--memory", "100MiB"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("run 1/"):
+            break
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())

@@ -84,7 +84,8 @@ def test_the_http_page(tmp_path: Path) -> None:
     document = report.http_document(
         {
             "url": "http://127.0.0.1:1", "model": "m<i>", "api": "chat", "requests": 2, "concurrency": 1,
-            "completed": 1, "failed": 1, "errors": {"status 503: busy": 1}, "tokens_counted_by": "usage", "ttft_seconds": spread,
+            "completed": 1, "failed": 1, "errors": {"status 503: busy": 1},
+            "tokens_counted_by": "usage", "ttft_seconds": spread,
             "inter_token_seconds": None, "prompt_tokens_per_second": None, "decode_tokens_per_second": 5.0,
             "total_tokens_per_second": 5.0, "server_prompt_per_second": None, "server_predicted_per_second": None,
             "answers": [{"error": "", "ttft_seconds": 1.0, "gaps": []}, {"error": "x"}],
