@@ -97,7 +97,8 @@ def _block(model: GgufModel, attention: Attention, i: int, moe: LayerExperts | N
         inner=w.into("ssm_out"),
         state=memory.state,
         ff=w.out("ffn_up") or w.out("ffn_gate"),
-        ff_shared=w.out("ffn_up_shexp"),
+        # Gemma 4 has a plain feed-forward beside the experts: a shared expert in all but name.
+        ff_shared=w.out("ffn_up_shexp") or (w.out("ffn_up") if moe else 0),
         ff_expert=(w.out("ffn_up_exps") or w.out("ffn_gate_up_exps") // 2) if moe else 0,
         gate_up=w.has("ffn_gate_up_exps.weight"),
         expert_bias=w.has("ffn_down_exps.bias"),

@@ -15,7 +15,7 @@ Shapes = dict[str, tuple[int, ...]]
 Keys = dict[str, Any]
 
 
-def _outer(n_embd: int) -> Shapes:
+def outer(n_embd: int) -> Shapes:
     return {
         "token_embd.weight": (n_embd, N_VOCAB),
         "output_norm.weight": (n_embd,),
@@ -23,7 +23,7 @@ def _outer(n_embd: int) -> Shapes:
     }
 
 
-def _attention(layer: int, n_embd: int, q: int, k: int, v: int) -> Shapes:
+def attention(layer: int, n_embd: int, q: int, k: int, v: int) -> Shapes:
     p = f"blk.{layer}."
     return {
         p + "attn_norm.weight": (n_embd,),
@@ -34,7 +34,7 @@ def _attention(layer: int, n_embd: int, q: int, k: int, v: int) -> Shapes:
     }
 
 
-def _experts(layer: int, n_embd: int, ff: int, n: int) -> Shapes:
+def experts(layer: int, n_embd: int, ff: int, n: int) -> Shapes:
     p = f"blk.{layer}.ffn_"
     return {
         p + "gate_inp.weight": (n_embd, n),
@@ -44,7 +44,7 @@ def _experts(layer: int, n_embd: int, ff: int, n: int) -> Shapes:
     }
 
 
-def _mlp(layer: int, n_embd: int, ff: int, suffix: str = "") -> Shapes:
+def mlp(layer: int, n_embd: int, ff: int, suffix: str = "") -> Shapes:
     p = f"blk.{layer}.ffn_"
     return {
         p + f"gate{suffix}.weight": (n_embd, ff),
@@ -53,7 +53,7 @@ def _mlp(layer: int, n_embd: int, ff: int, suffix: str = "") -> Shapes:
     }
 
 
-def _base(n_layer: int, n_embd: int, ff: int, heads: int, heads_kv: Any) -> Keys:
+def base(n_layer: int, n_embd: int, ff: int, heads: int, heads_kv: Any) -> Keys:
     return {
         "block_count": n_layer,
         "context_length": 32768,
@@ -68,55 +68,55 @@ def _base(n_layer: int, n_embd: int, ff: int, heads: int, heads_kv: Any) -> Keys
 
 def llama() -> tuple[Keys, Shapes]:
     """Mixtral: experts in every layer, GQA 16:4."""
-    keys = _base(4, 512, 256, 16, 4) | {"expert_count": 8, "expert_used_count": 2, "rope.dimension_count": 32}
-    shapes = _outer(512)
+    keys = base(4, 512, 256, 16, 4) | {"expert_count": 8, "expert_used_count": 2, "rope.dimension_count": 32}
+    shapes = outer(512)
     for i in range(4):
-        shapes |= _attention(i, 512, 512, 128, 128) | {f"blk.{i}.ffn_norm.weight": (512,)} | _experts(i, 512, 256, 8)
+        shapes |= attention(i, 512, 512, 128, 128) | {f"blk.{i}.ffn_norm.weight": (512,)} | experts(i, 512, 256, 8)
     return keys, shapes
 
 
 def qwen2moe() -> tuple[Keys, Shapes]:
-    keys = _base(4, 512, 1024, 8, 8) | {
+    keys = base(4, 512, 1024, 8, 8) | {
         "expert_count": 16,
         "expert_used_count": 4,
         "expert_feed_forward_length": 128,
         "expert_shared_feed_forward_length": 512,
     }
-    shapes = _outer(512)
+    shapes = outer(512)
     for i in range(4):
-        shapes |= _attention(i, 512, 512, 512, 512) | {f"blk.{i}.ffn_norm.weight": (512,)}
-        shapes |= _experts(i, 512, 128, 16) | _mlp(i, 512, 512, "_shexp")
+        shapes |= attention(i, 512, 512, 512, 512) | {f"blk.{i}.ffn_norm.weight": (512,)}
+        shapes |= experts(i, 512, 128, 16) | mlp(i, 512, 512, "_shexp")
         shapes[f"blk.{i}.ffn_gate_inp_shexp.weight"] = (512,)
     return keys, shapes
 
 
 def qwen3moe() -> tuple[Keys, Shapes]:
-    keys = _base(6, 512, 1024, 16, 2) | {
+    keys = base(6, 512, 1024, 16, 2) | {
         "attention.key_length": 64,
         "attention.value_length": 64,
         "expert_count": 32,
         "expert_used_count": 8,
         "expert_feed_forward_length": 96,
     }
-    shapes = _outer(512)
+    shapes = outer(512)
     for i in range(6):
-        shapes |= _attention(i, 512, 1024, 128, 128) | _experts(i, 512, 96, 32)
+        shapes |= attention(i, 512, 1024, 128, 128) | experts(i, 512, 96, 32)
         shapes |= {f"blk.{i}.attn_{n}_norm.weight": (64,) for n in "qk"} | {f"blk.{i}.ffn_norm.weight": (512,)}
     return keys, shapes
 
 
 def olmoe() -> tuple[Keys, Shapes]:
-    keys = _base(3, 512, 128, 8, 8) | {"expert_count": 16, "expert_used_count": 4}
-    shapes = _outer(512)
+    keys = base(3, 512, 128, 8, 8) | {"expert_count": 16, "expert_used_count": 4}
+    shapes = outer(512)
     for i in range(3):
-        shapes |= _attention(i, 512, 512, 512, 512) | _experts(i, 512, 128, 16)
+        shapes |= attention(i, 512, 512, 512, 512) | experts(i, 512, 128, 16)
         shapes |= {f"blk.{i}.attn_{n}_norm.weight": (512,) for n in "qk"} | {f"blk.{i}.ffn_norm.weight": (512,)}
     return keys, shapes
 
 
 def gpt_oss() -> tuple[Keys, Shapes]:
     """Every second layer has a window of 128 tokens; experts and router have biases."""
-    keys = _base(6, 512, 256, 16, 4) | {
+    keys = base(6, 512, 256, 16, 4) | {
         "attention.key_length": 64,
         "attention.value_length": 64,
         "attention.sliding_window": 128,
@@ -125,10 +125,10 @@ def gpt_oss() -> tuple[Keys, Shapes]:
         "expert_used_count": 4,
         "expert_feed_forward_length": 256,
     }
-    shapes = _outer(512)
+    shapes = outer(512)
     for i in range(6):
         p = f"blk.{i}."
-        shapes |= _attention(i, 512, 1024, 256, 256) | _experts(i, 512, 256, 8)
+        shapes |= attention(i, 512, 1024, 256, 256) | experts(i, 512, 256, 8)
         shapes |= {
             p + "post_attention_norm.weight": (512,),
             p + "attn_sinks.weight": (16,),
@@ -143,7 +143,7 @@ def gpt_oss() -> tuple[Keys, Shapes]:
 
 def deepseek2() -> tuple[Keys, Shapes]:
     """Multi-head latent attention, 512 + 64 a token; one leading dense layer; a shared expert."""
-    keys = _base(4, 512, 1024, 8, 1) | {
+    keys = base(4, 512, 1024, 8, 1) | {
         "attention.key_length": 576,
         "attention.value_length": 512,
         "attention.key_length_mla": 192,
@@ -157,7 +157,7 @@ def deepseek2() -> tuple[Keys, Shapes]:
         "expert_shared_count": 1,
         "expert_feed_forward_length": 128,
     }
-    shapes = _outer(512)
+    shapes = outer(512)
     for i in range(4):
         p = f"blk.{i}."
         shapes |= {
@@ -173,15 +173,15 @@ def deepseek2() -> tuple[Keys, Shapes]:
             p + "ffn_norm.weight": (512,),
         }
         if i == 0:
-            shapes |= _mlp(i, 512, 1024)
+            shapes |= mlp(i, 512, 1024)
         else:
-            shapes |= _experts(i, 512, 128, 16) | _mlp(i, 512, 128, "_shexp") | {p + "exp_probs_b.bias": (16,)}
+            shapes |= experts(i, 512, 128, 16) | mlp(i, 512, 128, "_shexp") | {p + "exp_probs_b.bias": (16,)}
     return keys, shapes
 
 
 def glm4moe() -> tuple[Keys, Shapes]:
     """A leading dense layer and a block of multi-token prediction behind the trunk."""
-    keys = _base(5, 512, 1024, 16, 2) | {
+    keys = base(5, 512, 1024, 16, 2) | {
         "attention.key_length": 64,
         "attention.value_length": 64,
         "rope.dimension_count": 32,
@@ -192,14 +192,14 @@ def glm4moe() -> tuple[Keys, Shapes]:
         "expert_shared_count": 1,
         "expert_feed_forward_length": 128,
     }
-    shapes = _outer(512)
+    shapes = outer(512)
     for i in range(5):
         p = f"blk.{i}."
-        shapes |= _attention(i, 512, 1024, 128, 128) | {p + "post_attention_norm.weight": (512,)}
+        shapes |= attention(i, 512, 1024, 128, 128) | {p + "post_attention_norm.weight": (512,)}
         if i == 0:
-            shapes |= _mlp(i, 512, 1024)
+            shapes |= mlp(i, 512, 1024)
         else:
-            shapes |= _experts(i, 512, 128, 16) | _mlp(i, 512, 128, "_shexp") | {p + "exp_probs_b.bias": (16,)}
+            shapes |= experts(i, 512, 128, 16) | mlp(i, 512, 128, "_shexp") | {p + "exp_probs_b.bias": (16,)}
     shapes |= {
         "blk.4.nextn.eh_proj.weight": (1024, 512),
         "blk.4.nextn.enorm.weight": (512,),
@@ -208,94 +208,62 @@ def glm4moe() -> tuple[Keys, Shapes]:
     return keys, shapes
 
 
-def qwen3next() -> tuple[Keys, Shapes]:
-    """Three gated delta nets, then one full attention: full_attention_interval 4."""
-    keys = _base(8, 512, 1024, 8, 2) | {
-        "attention.key_length": 64,
-        "attention.value_length": 64,
-        "full_attention_interval": 4,
-        "rope.dimension_count": 16,
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 512,
-        "ssm.state_size": 64,
-        "ssm.time_step_rank": 8,
-        "ssm.group_count": 4,
-        "expert_count": 16,
-        "expert_used_count": 4,
-        "expert_feed_forward_length": 128,
-        "expert_shared_feed_forward_length": 128,
-    }
-    shapes = _outer(512)
-    for i in range(8):
-        p = f"blk.{i}."
-        shapes |= {p + "attn_norm.weight": (512,), p + "post_attention_norm.weight": (512,)}
-        if i % 4 == 3:
-            shapes |= _attention(i, 512, 1024, 128, 128) | {p + "attn_output.weight": (512, 512)}
-            shapes |= {p + f"attn_{n}_norm.weight": (64,) for n in "qk"}
-        else:
-            shapes |= {
-                p + "attn_qkv.weight": (512, 1024),
-                p + "attn_gate.weight": (512, 512),
-                p + "ssm_conv1d.weight": (4, 1024),
-                p + "ssm_dt.bias": (8,),
-                p + "ssm_a": (8,),
-                p + "ssm_ba.weight": (512, 16),
-                p + "ssm_norm.weight": (64,),
-                p + "ssm_out.weight": (512, 512),
-            }
-        shapes |= _experts(i, 512, 128, 16) | _mlp(i, 512, 128, "_shexp")
-        shapes[p + "ffn_gate_inp_shexp.weight"] = (512,)
-    return keys, shapes
-
-
-def granitehybrid() -> tuple[Keys, Shapes]:
-    """Mamba-2 where head_count_kv is 0, attention elsewhere."""
-    keys = _base(6, 512, 128, 8, [0, 0, 2, 0, 0, 2]) | {
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 1024,
-        "ssm.state_size": 64,
-        "ssm.time_step_rank": 16,
-        "ssm.group_count": 1,
-        "rope.dimension_count": 64,
-        "expert_count": 8,
-        "expert_used_count": 2,
-        "expert_shared_feed_forward_length": 128,
-    }
-    shapes = _outer(512)
-    for i in range(6):
-        p = f"blk.{i}."
-        if i % 3 == 2:
-            shapes |= _attention(i, 512, 512, 128, 128)
-        else:
-            shapes |= {
-                p + "attn_norm.weight": (512,),
-                p + "ssm_in.weight": (512, 2 * 1024 + 2 * 64 + 16),
-                p + "ssm_conv1d.weight": (4, 1024 + 128),
-                p + "ssm_conv1d.bias": (1024 + 128,),
-                p + "ssm_dt.bias": (16,),
-                p + "ssm_a": (1, 16),
-                p + "ssm_d": (1, 16),
-                p + "ssm_norm.weight": (1024, 1),
-                p + "ssm_out.weight": (1024, 512),
-            }
-        shapes |= {p + "ffn_norm.weight": (512,)} | _experts(i, 512, 128, 8) | _mlp(i, 512, 128, "_shexp")
-    return keys, shapes
-
-
 def gemma3() -> tuple[Keys, Shapes]:
     """Dense; five layers with a window, then one without; no output tensor."""
-    keys = _base(12, 512, 1024, 8, 4) | {
+    keys = base(12, 512, 1024, 8, 4) | {
         "attention.key_length": 128,
         "attention.value_length": 128,
         "attention.sliding_window": 512,
     }
-    shapes = _outer(512)
+    shapes = outer(512)
     del shapes["output.weight"]
     for i in range(12):
         p = f"blk.{i}."
-        shapes |= _attention(i, 512, 1024, 512, 512) | _mlp(i, 512, 1024)
+        shapes |= attention(i, 512, 1024, 512, 512) | mlp(i, 512, 1024)
         shapes |= {p + f"{n}.weight": (512,) for n in ("post_attention_norm", "ffn_norm", "post_ffw_norm")}
         shapes |= {p + f"attn_{n}_norm.weight": (128,) for n in "qk"}
+    return keys, shapes
+
+
+def gemma4() -> tuple[Keys, Shapes]:
+    """Experts beside a dense feed-forward, gate and up in one; other heads in windowed layers; tied output."""
+    keys = base(6, 512, 256, 8, [4, 4, 2] * 2) | {
+        "attention.key_length": 128,
+        "attention.value_length": 128,
+        "attention.key_length_swa": 64,
+        "attention.value_length_swa": 64,
+        "attention.sliding_window": 512,
+        "attention.sliding_window_pattern": [True, True, False] * 2,
+        "embedding_length_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,
+        "rope.freq_base_swa": 10000.0,
+        "expert_count": 16,
+        "expert_used_count": 4,
+        "expert_feed_forward_length": 96,
+    }
+    shapes = outer(512)
+    del shapes["output.weight"]
+    shapes["rope_freqs.weight"] = (64,)
+    for i in range(6):
+        p = f"blk.{i}."
+        head, kv = (64, 4) if i % 3 < 2 else (128, 2)
+        shapes |= attention(i, 512, 8 * head, kv * head, kv * head) | mlp(i, 512, 256)
+        shapes |= {p + f"attn_{n}_norm.weight": (head,) for n in "qk"}
+        norms = (
+            "post_attention_norm",
+            "ffn_norm",
+            "post_ffw_norm",
+            "pre_ffw_norm_2",
+            "post_ffw_norm_1",
+            "post_ffw_norm_2",
+        )
+        shapes |= {p + f"{n}.weight": (512,) for n in norms}
+        shapes |= {
+            p + "ffn_gate_inp.weight": (512, 16),
+            p + "ffn_gate_inp.scale": (512,),
+            p + "ffn_gate_up_exps.weight": (512, 192, 16),
+            p + "ffn_down_exps.weight": (96, 512, 16),
+        }
     return keys, shapes
 
 
@@ -307,8 +275,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], tuple[Keys, Shapes]]]] = {
     "gpt-oss": ("gpt-oss", gpt_oss),
     "deepseek2": ("deepseek2", deepseek2),
     "glm4moe": ("glm4moe", glm4moe),
-    "qwen3next": ("qwen3next", qwen3next),
-    "granitehybrid": ("granitehybrid", granitehybrid),
+    "gemma4": ("gemma4", gemma4),
     "gemma3": ("gemma3", gemma3),
 }
 
@@ -317,8 +284,9 @@ def write_architecture(name: str, path: Path) -> Path:
     """Write the named model with weights of zero: matrices F16, vectors F32."""
     import gguf
     import numpy as np
+    from model_hybrids import HYBRIDS
 
-    arch, build = ARCHITECTURES[name]
+    arch, build = (ARCHITECTURES | HYBRIDS)[name]
     keys, shapes = build()
     w = gguf.GGUFWriter(path, arch)
     w.add_string("tokenizer.ggml.model", "no_vocab")
@@ -332,7 +300,7 @@ def write_architecture(name: str, path: Path) -> Path:
             w.add_uint32(full, value)
     for tensor, shape in shapes.items():
         small = len(shape) == 1 or (".ssm_" in tensor and "ssm_in" not in tensor and "ssm_out" not in tensor)
-        small = small or tensor.endswith((".bias", "gate_inp.weight"))
+        small = small or "shortconv.conv." in tensor or tensor.endswith((".bias", ".scale", "gate_inp.weight"))
         w.add_tensor(tensor, np.zeros(shape[::-1], np.float32 if small else np.float16))
     w.write_header_to_file()
     w.write_kv_data_to_file()

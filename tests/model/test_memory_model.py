@@ -1,4 +1,4 @@
-"""The memory model against llama.cpp itself: what it logs when it loads the built-in model and ten architectures.
+"""The memory model against llama.cpp itself: what it logs when it loads the built-in model and thirteen architectures.
 
 Three settings each: a usual one, a short context in small micro-batches, a long one with a quantised cache. Caches and
 totals within 3 %, as promised; compute buffers within 10 % (measured: equal but for one, see docs/memory.md).
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from model_architectures import ARCHITECTURES, write_architecture
+from model_hybrids import HYBRIDS
 
 from expertd.model.expertmap import build_map
 from expertd.model.gguf import read_model
@@ -25,18 +25,12 @@ SETTINGS = [(4096, 512, "f16", True), (1000, 128, "f16", True), (16384, 256, "q8
 @pytest.fixture(scope="module")
 def log() -> Iterator[list[str]]:
     """Lines of llama.cpp's log while the module runs."""
-    from llama_cpp import llama_cpp as L
+    from expertd.engine.model import captured_log, start_backend
 
     lines: list[str] = []
-
-    @L.llama_log_callback
-    def collect(level: int, text: bytes, data: Any) -> None:
-        lines.append(text.decode("utf-8", "replace"))
-
-    L.llama_log_set(collect, None)
-    L.llama_backend_init()
-    yield lines
-    L.llama_log_set(L.llama_log_callback(), None)
+    start_backend()
+    with captured_log(lines.append):
+        yield lines
 
 
 def reported(log: list[str], path: Path, n_ctx: int, n_ubatch: int, kv: str, flash: bool) -> dict[str, float]:
@@ -48,18 +42,18 @@ def reported(log: list[str], path: Path, n_ctx: int, n_ubatch: int, kv: str, fla
     # Repacking copies weights beside the mapping, which then is not needed: it is off here as it is when steering.
     loading.use_extra_bufts = False
     model = L.llama_model_load_from_file(str(path).encode(), loading)
-    assert model, "".join(log)
+    assert model, "\n".join(log)
     params = L.llama_context_default_params()
     params.n_ctx, params.n_ubatch, params.n_batch = n_ctx, n_ubatch, 2048
     params.type_k = params.type_v = {"f16": 1, "q8_0": 8}[kv]
     params.flash_attn_type = int(flash)
     params.swa_full = False
     context = L.llama_init_from_model(model, params)
-    assert context, "".join(log)
+    assert context, "\n".join(log)
     L.llama_free(context)
     L.llama_model_free(model)
     sizes: dict[str, float] = {}
-    for kind, size in re.findall(r"(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB", "".join(log)):
+    for kind, size in re.findall(r"(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB", "\n".join(log)):
         sizes[kind] = sizes.get(kind, 0.0) + float(size)
     return sizes
 
@@ -83,7 +77,7 @@ def test_the_built_in_model(log: list[str], demo_model: Path, setting: tuple[int
     check(log, demo_model, setting)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *HYBRIDS])
 def test_an_architecture(log: list[str], tmp_path: Path, name: str) -> None:
     path = write_architecture(name, tmp_path / f"{name}.gguf")
     for setting in SETTINGS:
