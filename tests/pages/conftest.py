@@ -62,6 +62,19 @@ def write_random(path: Path, nbytes: int) -> Path:
 
 
 @pytest.fixture(scope="session")
+def make_model() -> Callable[..., ExpertLayout]:
+    """Layout and file by numbers: `make_model(path, stride=, n_experts=, n_layers=, header=)`."""
+
+    def make(path: Path, **numbers: int) -> ExpertLayout:
+        layout = layout_of(path, **numbers)
+        if not path.exists():
+            write_random(path, layout.file_nbytes[0])
+        return layout
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def small(scratch: Path) -> ExpertLayout:
     """2 layers x 8 experts of 3 x 50,001 bytes: every border is shared."""
     path = scratch / "small"
