@@ -137,6 +137,12 @@ class StateError(ExpertdError):
     code = "state"
 
 
+class ProfileNotFoundError(StateError):
+    """No profile of that name is kept for this model."""
+
+    code = "profile_not_found"
+
+
 class BenchError(ExpertdError):
     """A benchmark cannot run here: no cgroup, too little disk, an arm that died."""
 

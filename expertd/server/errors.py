@@ -20,6 +20,7 @@ STATUS: dict[str, int] = {
     "forbidden": 403,
     "model_not_found": 404,
     "not_found": 404,
+    "profile_not_found": 404,
     "method_not_allowed": 405,
     "request_timeout": 408,
     "state": 409,
