@@ -33,7 +33,7 @@ _STEP_SHARE = 0.005
 _CALM_SAMPLES = 3
 _MARGIN_MOST = 0.30
 _MARGIN_STEP = 0.01
-_MELT = 0.98
+_MELT = 0.96
 # Of the budget, within one sample: below this refaults are borders and strangers.
 _REFAULT_SHARE = 0.002
 _STALL_SHARE = 0.10
@@ -54,8 +54,9 @@ class Sample:
 
 
 def reserve_for(limit_bytes: int, step_bytes: int) -> int:
-    """Bytes to leave alone: the experts of two steps of one layer, at least 8 MiB and half a percent of the limit."""
-    return max(8 << 20, 2 * step_bytes, limit_bytes // 200)
+    """Bytes to leave alone: what one layer of one token reads before its evictions are done, half as much again for
+    those that wait, at least 8 MiB and half a percent of the limit."""
+    return max(8 << 20, step_bytes * 3 // 2, limit_bytes // 200)
 
 
 class BudgetController:
