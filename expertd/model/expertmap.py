@@ -182,6 +182,8 @@ def _layers(
         total = sum(t.nbytes for t in tensors)
         if len(counts) > 1:
             faults.append(f"layer {layer}: its expert tensors disagree on the number of experts: {sorted(counts)}")
+        elif not n:
+            faults.append(f"layer {layer}: its expert tensors hold no experts")
         elif n > MAX_EXPERTS:
             faults.append(f"layer {layer}: {n} experts, more than any model has")
         elif not indices and any(n and t.nbytes % n for t in tensors):

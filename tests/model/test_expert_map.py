@@ -219,6 +219,14 @@ def test_expert_tensors_that_disagree(tmp_path: Path) -> None:
         build_map(read_model(write(tmp_path / "odd.gguf", moe_keys(1), odd))).layout()
 
 
+def test_expert_tensors_without_experts(tmp_path: Path) -> None:
+    tensors = [*outer(256, 128), Tensor("blk.0.ffn_up_exps.weight", (256, 64, 0), TYPE_Q4_0)]
+    experts = build_map(read_model(write(tmp_path / "m.gguf", moe_keys(1), tensors)))
+    assert experts.token_expert_nbytes == 0
+    with pytest.raises(ModelUnsupportedError, match="hold no experts"):
+        experts.layout()
+
+
 def test_what_is_no_language_model_is_said(tmp_path: Path) -> None:
     vision = build_map(read_model(write(tmp_path / "m.gguf", {"general.architecture": "clip"}, [Tensor("v.a", (8,))])))
     assert any("no language model of its own" in w for w in vision.warnings)
