@@ -1,9 +1,9 @@
 """Bring a chosen part of a model into the page cache at the disk's speed, see whether it stayed, and lock it.
 
 Dense weights first, then experts in the order given (hottest first), in batches that are read in the order of the
-file. What is resident already is not read again, so that a warm-up that was cut short goes on where it ended. Reads run
-ahead of the disk by `_AHEAD` bytes; the wait is for the oldest. Progress is a plain object that another thread may look
-at; cancelling is not taking the next step.
+file; at the end what the kernel skipped is read once more. What is resident already is not read again, so that a
+warm-up that was cut short goes on where it ended. Reads run ahead of the disk by `_AHEAD` bytes; the wait is for the
+oldest. Progress is a plain object that another thread may look at; cancelling is not taking the next step.
 
 Used by `expertd warm` without a daemon and by the daemon's worker. Which experts are hot is decided elsewhere.
 """
@@ -22,6 +22,7 @@ from expertd.units import format_size
 
 _AHEAD = 64 << 20
 _PIECE = 4 << 20
+_SMALL = 192 << 10
 _BATCH = 256 << 20
 
 
@@ -123,6 +124,23 @@ def warm_steps(pager: Pager, plan: WarmPlan, progress: WarmProgress, *, pin: boo
                 left = sum(sizes[e] for e in plan.experts) - sum(sizes[e] for e in pager.pinned)
                 progress.skipped.append(Skip("locks of experts", left, "the limit on locked memory"))
     yield from reads.finish()
+    yield from _read_what_is_missing(pager, plan, progress)
+
+
+def _read_what_is_missing(pager: Pager, plan: WarmPlan, progress: WarmProgress) -> Iterator[None]:
+    """Read-ahead is a favour: where memory was short for a moment the kernel skips pages. A plain read insists."""
+    buffer = bytearray(_PIECE)
+    experts = (e for expert in plan.experts for e in pager.layout.extents(expert))
+    for e in (*_pieces(plan.dense), *experts):
+        f = pager.mapping.files[e.file]
+        pages = residency.resident_pages(f, e.offset, e.nbytes)
+        first, last = ranges.span(e.offset, e.end, libc.PAGE)
+        if pages is None or pages * libc.PAGE >= last - first:
+            continue
+        for at, nbytes in ranges.chunks(e.offset, e.end, _PIECE):
+            os.preadv(f.fd, [memoryview(buffer)[:nbytes]], at)
+        progress.read_bytes += last - first - pages * libc.PAGE
+        yield
 
 
 def verify(pager: Pager, plan: WarmPlan) -> Verdict:
@@ -200,7 +218,8 @@ def _in_file_order(layout: ExpertLayout, experts: Sequence[int]) -> list[Extent]
     """Extents by place; small neighbours that touch become one, large ones stay apart so that each is dropped whole."""
     done: list[Extent] = []
     for e in sorted((x for i in experts for x in layout.extents(i)), key=lambda x: (x.file, x.offset)):
-        if done and done[-1].file == e.file and done[-1].end == e.offset and e.nbytes < _PIECE // 16:
+        touches = done and done[-1].file == e.file and done[-1].end == e.offset
+        if touches and e.nbytes < _SMALL and done[-1].nbytes < _PIECE:
             done[-1] = Extent(e.file, done[-1].offset, done[-1].nbytes + e.nbytes)
         else:
             done.append(e)
