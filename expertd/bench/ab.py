@@ -87,6 +87,9 @@ def check(job: Job) -> None:
         raise UsageError("an arm is named twice")
     if not job.arms or not job.prompts:
         raise UsageError("there is nothing to run", hint="give at least one --arm and one prompt")
+    if job.warm and job.memory_bytes is not None:
+        # Pages count for the group that first touched them, which here would be nobody's with a limit.
+        raise UsageError("a warm page cache would lie outside of the memory limit", hint="give --memory none")
     if job.runs < 1 or job.n_tokens < 2:
         raise UsageError("a comparison needs at least one run and two tokens")
 

@@ -154,7 +154,18 @@ class Comparison:
         for name, metric in _RATIOS.items():
             a, b = arm.values[metric], base.values[metric]
             found[name] = a / b if a is not None and b else None
+        if self.decode_ratio_is(arm) == "unknown":
+            found["decode_ratio"] = None
         return found
+
+    def decode_ratio_is(self, arm: ArmResult) -> str:
+        """What the ratio of decode speeds is, where runs were ended: exact, at least, at most, or unknown."""
+        base = self.arms[0]
+        if arm.bound and base.bound and arm is not base:
+            return "unknown"
+        if arm is base or not (arm.bound or base.bound):
+            return "exact"
+        return "at least" if base.bound else "at most"
 
     @property
     def chief(self) -> ArmResult:
@@ -197,7 +208,7 @@ def to_json(c: Comparison) -> dict[str, Any]:
     return {
         "arms": [_arm_json(a, c) for a in c.arms],
         **c.ratios(c.chief),
-        "ratio_is_bound": c.arms[0].bound or c.chief.bound,
+        "decode_ratio_is": c.decode_ratio_is(c.chief),
         "same_output": c.same_output,
         "same_logits": c.same_logits,
         "difference": c.difference,
@@ -214,6 +225,7 @@ def _arm_json(a: ArmResult, c: Comparison) -> dict[str, Any]:
         "token_seconds": a.token_seconds,
         "spread": a.spread,
         "ratios": c.ratios(a),
+        "decode_ratio_is": c.decode_ratio_is(a),
         "policy": last.policy if last else "",
         "budget_bytes": last.budget_bytes if last else None,
         "resident_bytes": last.resident_bytes if last else None,

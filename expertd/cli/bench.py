@@ -349,9 +349,13 @@ def _print_ab(document: dict[str, Any], as_json: bool) -> None:
                 for a, v in zip(arms, values, strict=True)
             ]
             click.echo(f"{label:<26}" + "".join(f"{c:>{width + 2}}" for c in cells))
-    if len(arms) > 1 and document["decode_ratio"]:
-        least = "at least " if document["ratio_is_bound"] else ""
-        click.echo(f"decode: {least}{document['decode_ratio']:.2f} x {arms[0]['name']}")
+    for arm in arms[1:]:
+        ratio, what = arm["ratios"]["decode_ratio"], arm["decode_ratio_is"]
+        if ratio is not None:
+            bound = "" if what == "exact" else f"{what} "
+            click.echo(f"{arm['name']} decodes {bound}{ratio:.2f} times as fast as {arms[0]['name']}")
+        elif what == "unknown":
+            click.echo(f"{arm['name']} and {arms[0]['name']} did not finish in their time: no ratio")
     bits = ", to the last bit of the logits" if document["same_logits"] else ""
     same = f"the same in all arms{bits}" if document["same_output"] else f"DIFFERENT: {document['difference']}"
     click.echo(f"output: {same}")

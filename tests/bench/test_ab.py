@@ -42,7 +42,6 @@ def _check(document: dict[str, Any]) -> None:
     assert plain["hit_ratio"] is None
     assert 0 < steered["hit_ratio"] <= 1
     assert steered["splits_per_token"] > 0
-    assert steered["load_read_bytes"] < plain["load_read_bytes"]
     assert steered["resident_bytes"] <= steered["budget_bytes"]
     assert document["decode_ratio"] > 0
 
@@ -60,6 +59,7 @@ def test_inflated_model_in_little_memory(tmp_path: Path) -> None:
     assert steered["hit_ratio"] < 1, "the experts do not all fit"
     assert steered["budget_bytes"] < 390e6, "the budget is what the cgroup leaves"
     assert steered["read_bytes_per_token"] > 0
+    assert steered["load_read_bytes"] < plain["load_read_bytes"] / 4
     for arm in (plain, steered):
         assert arm["peak_bytes"] is None or arm["peak_bytes"] <= 260 << 20
     assert "<svg" in page.read_text()
@@ -129,6 +129,7 @@ def test_jobs_that_make_no_sense(demo_model: Path) -> None:
         ab.Job(demo_model, (arm,), ()),
         ab.Job(demo_model, (arm,), (prompt,), runs=0),
         ab.Job(demo_model, (arm,), (prompt,), n_tokens=1),
+        ab.Job(demo_model, (arm,), (prompt,), warm=True, memory_bytes=1 << 30),
     ):
         with pytest.raises(UsageError):
             ab.check(job)

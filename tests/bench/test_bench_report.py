@@ -68,7 +68,14 @@ def test_the_page_stands_by_itself(document: dict[str, Any], tmp_path: Path) -> 
     assert page.tags.count("svg") == 7
     assert len(page.ids) == len(set(page.ids)), "plots share one document"
     words = " ".join(page.words.split())
-    for expected in ("Tiny MoE", "steered decodes", "(a bound:", "A note.", "steering is on: as set", "same output"):
+    for expected in (
+        "Tiny MoE",
+        "steered decodes at least",
+        "(a bound:",
+        "A note.",
+        "steering is on: as set",
+        "same output",
+    ):
         assert expected in words
 
 

@@ -38,8 +38,11 @@ def test_a_run_that_was_ended_counts_with_its_upper_bound(make_run: Make) -> Non
     assert late.values["tokens_per_second"] == pytest.approx(0.3)
     steered = _arm(Kind.STEERED, [make_run("steered", gap=0.1)])
     comparison = compare([late, steered])
-    assert to_json(comparison)["ratio_is_bound"] is True
+    assert to_json(comparison)["decode_ratio_is"] == "at least"
     assert to_json(comparison)["decode_ratio"] == pytest.approx(10 / 0.3)
+    assert to_json(compare([steered, late]))["decode_ratio_is"] == "at most"
+    both = to_json(compare([late, _arm(Kind.STEERED, [make_run("steered", finished=False)])]))
+    assert (both["decode_ratio_is"], both["decode_ratio"]) == ("unknown", None), "two upper bounds have no ratio"
 
 
 def test_a_run_without_a_first_token(make_run: Make) -> None:
