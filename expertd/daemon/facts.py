@@ -66,7 +66,7 @@ def _cache(service: Service) -> CacheFacts:
     layers = [m.layer for m in steering.layout.layers]
 
     def look(cache: Any) -> CacheFacts:
-        c = cache.counters
+        c, states = cache.counters, cache.states()
         return CacheFacts(
             requests=c.requests,
             hits=c.hits,
@@ -82,8 +82,8 @@ def _cache(service: Service) -> CacheFacts:
             capacity_nbytes=cache.budget_bytes,
             resident_nbytes=cache.resident_bytes,
             pinned_nbytes=cache.pinned_bytes,
-            resident_experts=len(cache.resident()),
-            pinned_experts=len(cache.pinned()),
+            resident_experts=len(states) - states.count(0),
+            pinned_experts=states.count(2),
             predicted_used=c.predicted_used,
             predicted_wasted=c.predicted_wasted,
             predicted_dropped=steering.worker.counters.prefetch_dropped,

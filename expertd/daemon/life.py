@@ -30,6 +30,7 @@ from expertd.runtime.service import Service
 from expertd.server.app import create_app
 from expertd.server.run import HttpServer
 from expertd.telemetry.collector import ExpertdCollector, Exporter
+from expertd.telemetry.history import History
 from expertd.telemetry.notify import Notifier, keep_alive
 from expertd.telemetry.snapshot import Snapshot
 from expertd.telemetry.watch import TICK_SECONDS, Watch
@@ -55,9 +56,10 @@ class Daemon:
         self._config, self._reload = config, reload
         self._service = Service(runtime_settings(config))
         self._watch = Watch(self._facts, read_ahead_kb=self._read_ahead_kb)
+        self._history = History()
         exporter = Exporter(ExpertdCollector(self._facts, lambda: self._watch.verdict))
         settings = server_settings(config)
-        self._app = create_app(self._service, settings, exporter.render, self._status)
+        self._app = create_app(self._service, settings, exporter.render, self._status, self._series)
         self._http = HttpServer(self._app, settings)
         self._notify = Notifier()
         self._stop = asyncio.Event()
@@ -137,6 +139,8 @@ class Daemon:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._watch.tick(time.monotonic())
+            if self._watch.latest is not None:
+                self._history.add(self._watch.latest)
             if self._service.state == "ready":
                 self._notify.status(self._words())
 
@@ -152,7 +156,15 @@ class Daemon:
 
     def _status(self) -> dict[str, object]:
         session = self._service.session
-        return {"verdict": asdict(self._watch.verdict), "notes": list(session.notes) if session else []}
+        return {**self._judgement(), "notes": list(session.notes) if session else []}
+
+    def _series(self, since: int | None) -> dict[str, object]:
+        return {**self._judgement(), **self._history.document(since)}
+
+    def _judgement(self) -> dict[str, object]:
+        """The verdict now, and the last one that was reached while there was work."""
+        busy = self._watch.last_busy
+        return {"verdict": asdict(self._watch.verdict), "last_busy": asdict(busy) if busy else None}
 
     def _words(self) -> str:
         """One line for `systemctl status`."""

@@ -22,19 +22,18 @@ def cache(steering: Steering | None, why: str) -> dict[str, Any]:
 
 
 def _cache(c: ExpertCache, steering: Steering) -> dict[str, Any]:
-    counters, n = c.counters, steering.layout.n_experts
-    resident = c.resident()
-    by_layer = [0] * steering.layout.n_layers
-    for expert in resident:
-        by_layer[expert // n] += 1
+    counters, n, states = c.counters, steering.layout.n_experts, c.states()
     layers = []
     for moe in steering.layout.layers:
+        first = moe.layer * n
+        absent, pinned = (states.count(state, first, first + moe.n_experts) for state in (0, 2))
         hits, misses = counters.layer_hits[moe.layer], counters.layer_misses[moe.layer]
         layers.append(
             {
                 "layer": moe.layer,
                 "experts": moe.n_experts,
-                "resident": by_layer[moe.layer],
+                "resident": moe.n_experts - absent,
+                "pinned": pinned,
                 "requests": hits + misses,
                 "hits": hits,
                 "misses": misses,
@@ -47,8 +46,8 @@ def _cache(c: ExpertCache, steering: Steering) -> dict[str, Any]:
         "pinned_bytes": c.pinned_bytes,
         "experts": {
             "total": sum(m.n_experts for m in steering.layout.layers),
-            "resident": len(resident),
-            "pinned": len(c.pinned()),
+            "resident": len(states) - states.count(0),
+            "pinned": states.count(2),
         },
         "requests": counters.requests,
         "hits": counters.hits,
@@ -59,30 +58,6 @@ def _cache(c: ExpertCache, steering: Steering) -> dict[str, Any]:
         "policy": c.policy_name,
         "layers": layers,
     }
-
-
-def heatmap(steering: Steering) -> dict[str, Any]:
-    """Scores by layer and expert (0 to 1, of the hottest), and states: 0 absent, 1 resident, 2 pinned."""
-
-    def look(c: ExpertCache) -> dict[str, Any]:
-        n, scores = steering.layout.n_experts, c.scores()
-        top = max(scores, default=0.0) or 1.0
-        rows = [m.layer * n for m in steering.layout.layers]
-        return {
-            "layers": [m.layer for m in steering.layout.layers],
-            "n_experts": n,
-            "scores": [[round(s / top, 4) for s in scores[row : row + n]] for row in rows],
-            "state": [[_state(c, e) for e in range(row, row + n)] for row in rows],
-        }
-
-    found: dict[str, Any] = steering.read(look)
-    return found
-
-
-def _state(c: ExpertCache, expert: int) -> int:
-    if c.is_pinned(expert):
-        return 2
-    return 1 if c.is_resident(expert) else 0
 
 
 def slot(job: Job, position: int | None) -> dict[str, Any]:

@@ -27,6 +27,8 @@ COLUMNS = (
     "major_faults_per_second",
     "wait_share",
     "stall_share",
+    "budget_bytes",
+    "resident_bytes",
 )
 """A point's figures, in order. `at` is seconds since 1970. `tokens_per_second` is the speed of decoding while it went
 on, not the tokens of the tick by its length; `prompt_tokens_per_second` comes with the end of a request. `wait_share`
@@ -120,6 +122,8 @@ def _point(old: Sample, new: Sample) -> Point:
         round((new.kernel.major_faults - old.kernel.major_faults) / seconds, 1),
         round(min(1.0, max(0.0, (b.pager.wait_seconds - a.pager.wait_seconds) / seconds)), 4),
         _stalled(old.kernel.stall_some_seconds, new.kernel.stall_some_seconds, seconds),
+        b.cache.capacity_nbytes if b.steering else None,
+        b.cache.resident_nbytes if b.steering else None,
     )
 
 
