@@ -6,6 +6,7 @@ knows of itself is in `snapshot`.
 
 from __future__ import annotations
 
+import re
 import resource
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +17,8 @@ from expertd.pages import locks, memory
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Counters of the process since its start, and the machine now. `stall_*` seconds are PSI's, of the cgroup where
-    it has its own, else of the machine since boot; None where the kernel keeps none."""
+    """Counters of the process since its start, and the machine now. `stall_*` seconds are PSI's of memory, of the
+    cgroup where it has its own, else of the machine since boot; None where the kernel keeps none."""
 
     major_faults: int = 0
     minor_faults: int = 0
@@ -25,6 +26,8 @@ class Readings:
     locked_nbytes: int = 0
     stall_some_seconds: float | None = None
     stall_full_seconds: float | None = None
+    cpu_stall_seconds: float | None = None
+    """Time in which some task of the machine waited for a processor."""
     available_nbytes: int = 0
     limit_nbytes: int = 0
     swap_used_nbytes: int = 0
@@ -45,6 +48,7 @@ def take(proc_io: Path = Path("/proc/self/io")) -> Readings:
         locked_nbytes=locks.locked_by_kernel(),
         stall_some_seconds=pressure.some_seconds if pressure else None,
         stall_full_seconds=pressure.full_seconds if pressure else None,
+        cpu_stall_seconds=_cpu_stall_seconds(Path("/proc/pressure/cpu")),
         available_nbytes=machine.usable_bytes,
         limit_nbytes=machine.limit_bytes,
         swap_used_nbytes=machine.swap_used_bytes,
@@ -67,3 +71,11 @@ def _read_nbytes(path: Path) -> int:
     except OSError:
         pass
     return 0
+
+
+def _cpu_stall_seconds(path: Path) -> float | None:
+    try:
+        found = re.search(r"^some .*total=(\d+)", path.read_text())
+    except OSError:
+        return None
+    return int(found[1]) / 1e6 if found else None

@@ -5,8 +5,9 @@ The decision (`decide`), the first that holds:
 2. idle: nobody asks.
 3. I/O does not bind (less than 40 % of the working time goes to the disk):
    3a. queue: requests wait longer than they are worked for;
-   3b. prompt: most of the time computes prompts;
-   3c. compute.
+   3b. contention: tasks wait for a processor more than half of the time;
+   3c. prompt: most of the time computes prompts;
+   3d. compute.
 4. I/O binds:
    4a. read_ahead: the disk's read-ahead is large and far more is read than was asked for;
    4b. pressure: the kernel takes pages that are in use, the budget had to shrink, or swap fills;
@@ -25,11 +26,14 @@ from dataclasses import dataclass, field
 from expertd.units import format_size
 
 CAUSES = (
-    "starting", "idle", "compute", "queue", "prompt", "read_ahead", "pressure", "cold", "topic", "disk", "memory",
+    "starting", "idle", "compute", "queue", "contention", "prompt",
+    "read_ahead", "pressure", "cold", "topic", "disk", "memory",
 )  # fmt: skip
 
 _IO_BINDS = 0.4
 _MOSTLY = 0.6
+# Some waiting is usual: the event loop and the pager run beside as many engine threads as there are cores.
+_CONTENDED = 0.5
 _LARGE_READ_AHEAD_KB = 1024
 _SLOW_DISK = 400e6
 # Order of a fault's wait on an NVMe disk; a slower disk shows in the other two estimates.
@@ -74,6 +78,7 @@ class Window:
     expert_nbytes: int = 0
     model_nbytes: int = 0
     stall_seconds: float | None = None
+    cpu_stall_seconds: float | None = None
     swap_grown_nbytes: int = 0
 
     @property
@@ -170,7 +175,9 @@ def _starting(w: Window) -> Verdict:
 def _work_cause(w: Window) -> str:
     if w.queued and w.queue_seconds > w.busy_seconds:
         return "queue"  # 3a
-    return "prompt" if w.prompt_share > _MOSTLY else "compute"  # 3b, 3c
+    if w.cpu_stall_seconds is not None and w.cpu_stall_seconds > _CONTENDED * w.seconds:
+        return "contention"  # 3b
+    return "prompt" if w.prompt_share > _MOSTLY else "compute"  # 3c, 3d
 
 
 def _io_cause(w: Window) -> str:
@@ -259,6 +266,15 @@ def _queue(w: Window) -> tuple[str, str]:
     )
 
 
+def _contention(w: Window) -> tuple[str, str]:
+    share = (w.cpu_stall_seconds or 0.0) / w.seconds
+    return (
+        f"Contention: tasks wait for a processor {min(1.0, share):.0%} of the time, and the engine's threads for each "
+        "other.",
+        "End other work on this machine, or set engine.threads below the number of cores that are free.",
+    )
+
+
 def _prompt(w: Window) -> tuple[str, str]:
     disk = f", {format_size(w.read_nbytes)} read" if w.io_share >= _IO_BINDS else ""
     return (
@@ -323,6 +339,7 @@ def _memory(w: Window) -> tuple[str, str]:
 _WORDS = {
     "compute": _compute,
     "queue": _queue,
+    "contention": _contention,
     "prompt": _prompt,
     "read_ahead": _read_ahead,
     "pressure": _pressure,

@@ -115,7 +115,8 @@ class Watch:
             resident_nbytes=b.cache.resident_nbytes,
             expert_nbytes=model.expert_nbytes if model else 0,
             model_nbytes=model.expert_nbytes + model.dense_nbytes if model else 0,
-            stall_seconds=_stalled(old.kernel, new.kernel),
+            stall_seconds=_since(old.kernel.stall_some_seconds, new.kernel.stall_some_seconds),
+            cpu_stall_seconds=_since(old.kernel.cpu_stall_seconds, new.kernel.cpu_stall_seconds),
             swap_grown_nbytes=new.kernel.swap_used_nbytes - old.kernel.swap_used_nbytes,
         )
 
@@ -165,7 +166,5 @@ def _evicted(snapshot: Snapshot) -> int:
     return sum(n for cause, n in snapshot.cache.evictions.items() if cause in ("route", "predict", "transient"))
 
 
-def _stalled(old: Readings, new: Readings) -> float | None:
-    if old.stall_some_seconds is None or new.stall_some_seconds is None:
-        return None
-    return new.stall_some_seconds - old.stall_some_seconds
+def _since(old: float | None, new: float | None) -> float | None:
+    return None if old is None or new is None else new - old

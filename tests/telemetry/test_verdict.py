@@ -66,6 +66,8 @@ PLAIN = Window(
         (replace(STEADY, prompt_seconds=8.0, generation_seconds=1.8, prompt_tokens=800), "prompt", False),
         (replace(STEADY, queued=3, queue_seconds=30.0), "queue", False),
         (replace(STEADY, queued=3, queue_seconds=3.0), "compute", False),
+        (replace(STEADY, cpu_stall_seconds=7.0), "contention", False),
+        (replace(BOUND, cpu_stall_seconds=7.0), "memory", False),
         (BOUND, "memory", False),
         (replace(BOUND, read_ahead_kb=8192, read_nbytes=41 * 10**9, major_faults=400), "read_ahead", True),
         (replace(BOUND, read_ahead_kb=8192), "memory", False),
@@ -146,6 +148,7 @@ windows = st.builds(
     expert_nbytes=_counts,
     model_nbytes=_counts,
     stall_seconds=st.none() | _times,
+    cpu_stall_seconds=st.none() | _times,
     swap_grown_nbytes=st.integers(-(1 << 40), 1 << 40),
 )
 
@@ -166,13 +169,14 @@ def test_thrashing_needs_a_disk_that_binds(window: Window) -> None:
     verdict = decide(window)
     if verdict.thrashing:
         assert window.io_share >= 0.4
-        assert verdict.cause not in ("compute", "queue", "starting", "idle")
+        assert verdict.cause not in ("compute", "queue", "contention", "starting", "idle")
 
 
 @given(windows.filter(lambda w: w.state == "ready"), st.integers(0, 1 << 40))
 def test_more_reading_never_turns_a_disk_bound_window_into_compute(window: Window, more: int) -> None:
-    if decide(window).cause not in ("compute", "queue", "idle", "prompt"):
-        assert decide(replace(window, read_nbytes=window.read_nbytes + more)).cause not in ("compute", "queue")
+    if decide(window).cause not in ("compute", "queue", "contention", "idle", "prompt"):
+        more_read = replace(window, read_nbytes=window.read_nbytes + more)
+        assert decide(more_read).cause not in ("compute", "queue", "contention")
 
 
 class Daemon:
