@@ -27,6 +27,8 @@ class Job:
     started_at: float = 0.0
     cancelled: bool = False
     done_prompt: int = 0
+    cached_prompt: int = 0
+    """Of `done_prompt`, tokens that were not computed but taken over."""
     n_generated: int = 0
 
     def post(self, event: Event | ExpertdError) -> None:

@@ -1,7 +1,8 @@
-"""Looks after a session several times a second: the budget follows the memory there is, the model file stays itself.
+"""Looks after a session several times a second: the budget follows the memory there is, pins follow budget and routing,
+the model file stays itself.
 
 A thread of its own, since reading the kernel's files may wait while the machine is under pressure. What the budget
-should be is decided in `pages.budget`; what goes when it shrinks, in the cache.
+should be is decided in `pages.budget`, what goes when it shrinks in the cache, what is pinned by itself in `pinning`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable
 
 from expertd.errors import ModelChangedError
 from expertd.pages.budget import BudgetController, Sampler
+from expertd.runtime.actions import Actions, PinJob
+from expertd.runtime.pinning import WINDOW_TOKENS, AutoPins, RouteWindow
 from expertd.runtime.session import Session
 from expertd.units import format_size
 
@@ -25,11 +28,12 @@ _SAY_SHARE = 0.10
 class Keeper:
     """`start` once, `stop` once. `on_lost` is called, in this thread, when the model file is no longer what it was."""
 
-    def __init__(self, session: Session, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, session: Session, on_lost: Callable[[str], None], actions: Actions, window: RouteWindow) -> None:
         assert session.steering is not None
         assert session.mapping is not None
         self._steering, self._mapping = session.steering, session.mapping
         self._session, self._on_lost = session, on_lost
+        self._actions, self._window = actions, window
         self.fixed_bytes: int | None = session.fixed_budget_bytes
         """A budget that was asked for; None follows the machine."""
         layout = self._steering.layout
@@ -40,6 +44,8 @@ class Keeper:
             pin_budget_bytes=session.pin_budget_bytes,
         )
         self._sampler = Sampler()
+        self._auto_pins = AutoPins(layout)
+        self._auto_job: PinJob | None = None
         self._said = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="expertd-keeper", daemon=True)
@@ -47,6 +53,18 @@ class Keeper:
     @property
     def controller(self) -> BudgetController:
         return self._controller
+
+    @property
+    def pin_limit_bytes(self) -> int:
+        """Bytes of experts that may be pinned now: by the pin budget, the memory there is, and what one token needs
+        besides."""
+        budget = self._steering.cache.budget_bytes - self._steering.layout.token_nbytes
+        return max(0, min(self._session.pin_budget_bytes, self._controller.pin_limit_bytes, budget))
+
+    @property
+    def pinning(self) -> str:
+        """Why what is pinned by itself is pinned, or nothing is."""
+        return self._auto_pins.why if self._session.pin_budget_bytes else "the pin budget is 0"
 
     def start(self) -> None:
         self._adjust()
@@ -63,6 +81,7 @@ class Keeper:
             ticks += 1
             try:
                 self._adjust()
+                self._follow_routing()
                 if ticks % _CHECK_FILE_EVERY == 0:
                     self._mapping.check()
             except ModelChangedError as error:
@@ -79,8 +98,8 @@ class Keeper:
         wanted = self._controller.step(self._sampler.sample(pinned, unlocked))
         if self.fixed_bytes is not None:
             wanted = self.fixed_bytes if self.fixed_bytes != steering.cache.budget_bytes else None
-        if pinned > self._controller.pin_limit_bytes:
-            self._give_pins_up(pinned - self._controller.pin_limit_bytes)
+        if pinned > self.pin_limit_bytes:
+            self._give_pins_up(pinned - self.pin_limit_bytes)
         if wanted is None:
             return
         steering.act(lambda cache: cache.resize(wanted))
@@ -88,13 +107,33 @@ class Keeper:
             log.info("the budget is now %s", format_size(wanted))
             self._said = wanted
 
+    def _follow_routing(self) -> None:
+        """Pins of its own accord: asked for once in a window of tokens, and not before the last ones are locked."""
+        if self._window.tokens < WINDOW_TOKENS or not self._session.pin_budget_bytes:
+            return
+        if self._auto_job is not None and (self._auto_job.ticket is None or not self._auto_job.ticket.finished):
+            return
+        if self._auto_job is not None and self._auto_job.refused:
+            self._auto_pins.taken_back(self._auto_job.refused)
+        cache, pins = self._steering.cache, self._auto_pins
+        others = cache.pinned_bytes - sum(self._steering.layout.expert_sizes[e] for e in pins.held)
+        wanted = pins.step(self._window.take(), cache.budget_bytes, self.pin_limit_bytes - max(0, others))
+        if wanted.unpin:
+            self._steering.unpin(wanted.unpin)
+        if wanted.pin:
+            self._auto_job, _ = self._actions.begin_pin(wanted.pin)
+            log.info("pinning %d experts of the hot core: %s", len(wanted.pin), wanted.why)
+
     def _give_pins_up(self, nbytes: int) -> None:
         """Unlocks the coldest pins until `nbytes` are free to go."""
         steering, given = self._steering, 0
         scores, pinned = steering.read(lambda cache: (cache.scores(), cache.pinned()))
+        gone = []
         for expert in sorted(pinned, key=lambda e: scores[e]):
             if given >= nbytes:
                 break
             given += steering.layout.expert_sizes[expert]
-            steering.unpin([expert])
+            gone.append(expert)
+        steering.unpin(gone)
+        self._auto_pins.taken_back(gone)
         log.warning("memory is short: %s of pinned experts are given up", format_size(given))

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from expertd.engine.generate import check_fits
 from expertd.engine.requests import Event, Finished, GenerationRequest, Queued
-from expertd.errors import ExpertdError, NotReadyError
+from expertd.errors import ExpertdError, NotReadyError, StateError
 from expertd.runtime import report
+from expertd.runtime.actions import Actions
 from expertd.runtime.admission import Job, RequestQueue
-from expertd.runtime.keeper import Keeper
+from expertd.runtime.care import Caretaker
+from expertd.runtime.heat import NOTHING, Heat
 from expertd.runtime.session import ModelInfo, Session, check_budget, open_session, pin_budget, wanted_budget
 from expertd.runtime.settings import RuntimeSettings
 from expertd.runtime.stats import Stats
@@ -46,16 +48,15 @@ class Service:
         self.state = "loading"
         self.failure = ""
         self.progress = Progress()
-        self.warm_target_nbytes = 0
-        self.warm_done_nbytes = 0
         self.changed = asyncio.Event()
         """Set at each change of the state; `wait_changed` waits for the next one."""
         self._queue = RequestQueue(settings.max_queue)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._keeper: Keeper | None = None
+        self._heat: Heat | None = None
+        self._care = Caretaker(settings, self._report, self._on_lost)
         self._engine = EngineThread(
-            partial(open_session, settings, self.stats, self._report), self._queue, self.stats, self._on_change,
-            self._warm,
+            partial(open_session, settings, self.stats, self._report, self._care.learnt), self._queue, self.stats,
+            self._on_change, self._care,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -67,9 +68,10 @@ class Service:
         """Ends running requests and frees the model. False when the engine did not end in time."""
         self._set_state("stopping", "")
         self._queue.close(lambda: NotReadyError("expertd is stopping", hint="try again later"))
-        if self._keeper is not None:
-            await asyncio.to_thread(self._keeper.stop)
-        return await asyncio.to_thread(self._engine.stop, seconds)
+        await asyncio.to_thread(self._care.stop_work)
+        ended = await asyncio.to_thread(self._engine.stop, seconds)
+        await asyncio.to_thread(self._care.save)
+        return ended
 
     async def wait_changed(self) -> str:
         """The state, after it has changed once more."""
@@ -93,23 +95,38 @@ class Service:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def _warm(self, session: Session) -> None:
-        """Before the state is ready, in the engine thread."""
-        if session.steering is not None:
-            self._keeper = Keeper(session, self._on_lost)
-            self._keeper.start()
-
     def _on_lost(self, why: str) -> None:
         self._on_change("failed", why)
 
     def reconfigure(self, settings: RuntimeSettings) -> None:
         """A reload: budget, pin budget and reserve change now; the rest waits for a restart. Raises BudgetError."""
         session, steering = self.session, self.steering
-        if session is None or steering is None or self._keeper is None:
+        keeper = self._care.keeper
+        if session is None or steering is None or keeper is None:
             return
         check_budget(settings, steering.layout)
-        session.fixed_budget_bytes = self._keeper.fixed_bytes = wanted_budget(settings, steering.layout)
+        session.fixed_budget_bytes = keeper.fixed_bytes = wanted_budget(settings, steering.layout)
         session.pin_budget_bytes = pin_budget(settings, steering.layout)
+
+    @property
+    def warm_target_nbytes(self) -> int:
+        """Bytes that the last warm-up was to bring in; 0 before the first."""
+        made = self._care.actions.warm_up if self._care.actions else None
+        return made.target_bytes if made else 0
+
+    @property
+    def warm_done_nbytes(self) -> int:
+        made = self._care.actions.warm_up if self._care.actions else None
+        return made.done_bytes if made else 0
+
+    @property
+    def actions(self) -> Actions:
+        """What can be done to the experts. NotReadyError before the model is loaded, StateError where nothing is
+        steered."""
+        session, actions = self._loaded(), self._care.actions
+        if actions is None:
+            raise StateError(f"there are no experts to act on: {session.choice.why}", hint="serve with --steering on")
+        return actions
 
     @property
     def session(self) -> Session | None:
@@ -164,6 +181,8 @@ class Service:
         if self.state != "ready":
             raise NotReadyError(f"the model is not ready: {self.state}", hint="ask /readyz for progress")
         check_fits(request, session.context.n_ctx)
+        if request.profile and self._care.profiles is not None:
+            self._care.profiles.check(request.profile)
         job = Job(request, asyncio.get_running_loop())
         try:
             position = self._queue.put(job)
@@ -204,7 +223,14 @@ class Service:
         session = self._engine.session
         return report.cache(session.steering if session else None, session.choice.why if session else self.state)
 
-    def heatmap(self) -> dict[str, Any]:
-        """Layers x experts: how hot, whether resident and pinned."""
+    @property
+    def heat(self) -> Heat | None:
+        """The picture of the cache; None where nothing is steered."""
         steering = self.steering
-        return report.heatmap(steering) if steering else {"layers": [], "n_experts": 0, "scores": [], "state": []}
+        if steering is not None and self._heat is None:
+            self._heat = Heat(steering)
+        return self._heat
+
+    def heatmap(self) -> Mapping[str, Any]:
+        """Layers x experts: how hot, whether resident, pinned or just missed."""
+        return self.heat.document() if self.heat else NOTHING

@@ -4,7 +4,8 @@ The way of `open_session`:
 1. read the header, map the experts;
 2. choose whether to steer (`choice`);
 3. load the weights (lazily when steering), make the context;
-4. when steering: find the mapping, make cache, pager and steering; adopt what is resident already;
+4. when steering: find the mapping, make cache, pager and steering; adopt what is resident already, hottest first by
+   what `learnt` knows of it;
 5. bring in and lock the dense weights.
 Warming up from a profile comes after this and is `warmup`'s.
 """
@@ -105,8 +106,11 @@ class Session:
             self.mapping.close()
 
 
-def open_session(settings: RuntimeSettings, stats: Stats, report: Report) -> Session:
-    """Loads what `settings` say. Raises ModelError, EngineError, BudgetError; then nothing is left open."""
+def open_session(
+    settings: RuntimeSettings, stats: Stats, report: Report, learnt: Callable[[Session], None] = lambda _: None
+) -> Session:
+    """Loads what `settings` say; when steering, `learnt` is called before anything is adopted, to rank the experts.
+    Raises ModelError, EngineError, BudgetError; then nothing is left open."""
     gguf = read_model(settings.engine.model)
     experts = build_map(gguf)
     attention = read_attention(gguf, experts.n_layers)
@@ -150,6 +154,7 @@ def open_session(settings: RuntimeSettings, stats: Stats, report: Report) -> Ses
         session.pin_budget_bytes = pin_budget(settings, layout)
         steering.worker.start()
         steering.pager.calibrate()
+        learnt(session)
         _adopt(steering)
         if settings.warm_level != "none":
             _bring_in_dense(session, settings, report)
@@ -215,8 +220,11 @@ def _adopt(steering: Steering) -> None:
     if found is None:
         log.warning("what is resident cannot be known without owning or writing the model file: starting from nothing")
         return
+    scores = steering.cache.scores()
+    found.sort(key=lambda e: (-scores[e], e))
     decision = steering.act(lambda cache: cache.admit(found), fetch=False)
-    steering.leave_strays(set(found).difference(decision.fetch))
+    adopted = set(decision.fetch)
+    steering.leave_strays(e for e in reversed(found) if e not in adopted)
     log.info("%d experts were resident, %d adopted", len(found), len(decision.fetch))
 
 

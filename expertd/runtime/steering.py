@@ -22,6 +22,7 @@ from expertd.cache.decision import Decision
 from expertd.cache.expert_cache import ExpertCache
 from expertd.pages.pager import Pager
 from expertd.pages.worker import PagerWorker
+from expertd.runtime.recency import Recency
 from expertd.runtime.stats import Stats
 from expertd.types import ExpertLayout, Phase
 
@@ -53,6 +54,7 @@ class Steering:
         self.layout, self.cache, self.pager, self.worker = layout, cache, pager, worker
         self.observers: list[Observer] = []
         """Told of every route, after it was served (traces, profiles). An exception is the tap's to count."""
+        self.recency = Recency(layout.n_layers * layout.n_experts)
         self._stats = stats
         self._lock = threading.Lock()
         self._next_layer = {m.layer: n.layer for m, n in zip(layout.layers, layout.layers[1:], strict=False)}
@@ -65,9 +67,18 @@ class Steering:
 
     def leave_strays(self, experts: Iterable[int]) -> None:
         """Experts that are in the page cache without being admitted (found at the start, beyond the budget). One of
-        them goes for each expert that is fetched, so that the page cache does not grow; they go on serving until
-        then."""
-        self._strays = sorted(experts)
+        them goes for each expert that is fetched, the first of them first, so that the page cache does not grow; they
+        go on serving until then."""
+        self._strays = list(experts)
+
+    def drop_strays(self, keep: Iterable[int] = ()) -> None:
+        """All strays go but those to keep, which are about to be admitted."""
+        kept = set(keep)
+        with self._lock:
+            out = [e for e in self._strays if e not in kept]
+            self._strays = [e for e in self._strays if e in kept]
+        if out:
+            self._evicted(out)
 
     def want(self, layer: int) -> bool:
         """Whether the tap should stop at this layer of the token that is being computed (case 1)."""
@@ -77,6 +88,7 @@ class Steering:
 
     def _begin_token(self) -> None:
         self._token += 1
+        self.recency.begin_token()
         self._sampling = self._token % SAMPLE_TOKENS == 0
         if self._token - self._last_eviction <= _CALM_TOKENS:
             if any(self._whole):
@@ -105,15 +117,17 @@ class Steering:
             self._evicted(out)
         if phase is Phase.PREFILL:
             self._read_ahead(layer, decision)
+        self.recency.note(layer * self.layout.n_experts, ids, decision.fetch)
         for observer in self.observers:
             observer(layer, ids, phase)
 
     def _strays_for(self, fetched: Sequence[int]) -> list[int]:
         """As many strays as experts were fetched; those fetched are strays no more."""
         arrived = set(fetched)
-        left = [e for e in self._strays if e not in arrived]
-        n = len(fetched) - (len(self._strays) - len(left))
-        self._strays, out = left[max(n, 0) :], left[: max(n, 0)]
+        with self._lock:
+            left = [e for e in self._strays if e not in arrived]
+            n = len(fetched) - (len(self._strays) - len(left))
+            self._strays, out = left[max(n, 0) :], left[: max(n, 0)]
         return out
 
     def _evicted(self, experts: Sequence[int]) -> None:
@@ -141,6 +155,9 @@ class Steering:
         pager's thread. `fetch` False takes the experts as resident already."""
         with self._lock:
             decision = decide(self.cache)
+            if self._strays and decision.fetch:
+                arrived = set(decision.fetch)
+                self._strays = [e for e in self._strays if e not in arrived]
         if decision.unpin:
             self.worker.unpin(decision.unpin)
         if decision.evict:
@@ -151,6 +168,11 @@ class Steering:
             else:
                 self.pager.hold(decision.fetch)
         return decision
+
+    def rank_by(self, scores: Sequence[float]) -> None:
+        """From now on experts rank by these scores (by expert id), as if such traffic had been; a 0 changes nothing."""
+        with self._lock:
+            self.cache.load_scores(scores)
 
     def read(self, look: Callable[[ExpertCache], Any]) -> Any:
         """Look at the cache under its lock, for microseconds."""
@@ -168,6 +190,12 @@ class Steering:
         if gone:
             self._evicted(gone)
         return gone
+
+    def forget(self, experts: Sequence[int]) -> None:
+        """The kernel took these pages: they are not resident any more."""
+        with self._lock:
+            self.cache.drop(experts)
+        self.pager.release(experts)
 
     def unpin(self, experts: Iterable[int] | None) -> list[int]:
         """Unlock pinned experts (all by default); they stay resident. Returns them."""

@@ -11,16 +11,29 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from expertd.engine.context import Cancelled
 from expertd.engine.generate import Outcome
-from expertd.engine.requests import Finished, PromptProgress, Queued, Receipt
+from expertd.engine.requests import Finished, GenerationRequest, PromptProgress, Queued, Receipt
 from expertd.errors import EngineError, ExpertdError
 from expertd.runtime.admission import Job, RequestQueue
 from expertd.runtime.session import Session
 from expertd.runtime.stats import Stats
 
 log = logging.getLogger("expertd.engine")
+
+
+class Care(Protocol):
+    """What goes on around the requests, called in this thread; see `runtime.care`."""
+
+    def opened(self, session: Session) -> str:
+        """The session is open: what must be done before requests; returns the state that follows."""
+
+    def begins(self, request: GenerationRequest) -> None: ...
+
+    def ended(self, n_tokens: int) -> None:
+        """The request is over, however; it computed so many tokens of prompt and answer."""
 
 
 class EngineThread:
@@ -32,10 +45,10 @@ class EngineThread:
         queue: RequestQueue,
         stats: Stats,
         on_change: Callable[[str, str], None],
-        warm: Callable[[Session], None],
+        care: Care,
     ) -> None:
         self._open, self._queue, self._stats = open_session, queue, stats
-        self._on_change, self._warm = on_change, warm
+        self._on_change, self._care = on_change, care
         self._thread = threading.Thread(target=self._run, name="expertd-engine", daemon=True)
         self._lock = threading.Lock()
         self._current: Job | None = None
@@ -67,8 +80,7 @@ class EngineThread:
             self._on_change("loading", "")
             self.session = self._open()
             self._on_change("warming", "")
-            self._warm(self.session)
-            self._on_change("ready", "")
+            self._on_change(self._care.opened(self.session), "")
         except ExpertdError as error:
             self._on_change("failed", error.line())
             return
@@ -95,22 +107,28 @@ class EngineThread:
                 return
             session.context.clear_cancel()
             self._current = job
+        outcome = self._outcome(job, session)
+        self.token_began = 0.0
+        self._care.ended(job.done_prompt - job.cached_prompt + job.n_generated)
+        with self._lock:
+            self._current = None
+        job.post(outcome)
+
+    def _outcome(self, job: Job, session: Session) -> Finished | ExpertdError:
+        """The last event, or the error that ended it."""
         try:
-            job.post(self._generate(job, session))
+            self._care.begins(job.request)
+            return self._generate(job, session)
         except Cancelled as error:
             self._stats.cancelled += 1
-            job.post(error)
+            return error
         except ExpertdError as error:
             self._stats.failed += 1
-            job.post(error)
+            return error
         except Exception as error:  # the request fails, the service goes on
             log.exception("a request failed")
             self._stats.failed += 1
-            job.post(EngineError(f"the engine failed: {error!r}", hint="see the log"))
-        finally:
-            self.token_began = 0.0
-            with self._lock:
-                self._current = None
+            return EngineError(f"the engine failed: {error!r}", hint="see the log")
 
     def _generate(self, job: Job, session: Session) -> Finished:
         meter = Meter(session)
@@ -126,7 +144,7 @@ class EngineThread:
                 raise Cancelled("the request was cancelled")
             self.token_began = now = time.monotonic()
             if isinstance(event, PromptProgress):
-                job.done_prompt = event.done
+                job.done_prompt, job.cached_prompt = event.done, event.cached
             elif event.tokens:
                 if job.n_generated:
                     self._stats.inter_token_seconds.observe(now - before)

@@ -1,0 +1,120 @@
+"""What a session needs besides its requests: profiles taught and saved, the warm-up at the start, pins, the keeper.
+
+1. `learnt`, before anything is adopted: the profile's scores rank the experts.
+2. `opened`, before the first request: the keeper starts, the warm-up of the configured level begins. Where readiness
+   requires it, it is waited for here.
+3. `begins` and `ended` around each request: which profile its routes teach.
+4. `stop_work`, then `save`: the warm-up and the keeper end, profiles are saved.
+
+1 to 3 are the engine thread's. Where nothing is steered there is nothing to care for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from expertd.cache.expert_cache import DEFAULT_HALF_LIFE
+from expertd.engine.requests import GenerationRequest
+from expertd.errors import ExpertdError
+from expertd.runtime.actions import Actions
+from expertd.runtime.keeper import Keeper
+from expertd.runtime.pinning import RouteWindow
+from expertd.runtime.profile import Shape
+from expertd.runtime.profile_file import ProfileDirectory
+from expertd.runtime.profiles import Profiles
+from expertd.runtime.session import Report, Session
+from expertd.runtime.settings import RuntimeSettings
+from expertd.runtime.warmup import WarmOrder, WarmUp, scores_of
+
+log = logging.getLogger("expertd.care")
+
+_LOOK_SECONDS = 0.05
+
+
+class Caretaker:
+    """Of one service, for the life of its session. `report` is told of progress, `on_lost` of a model file that is no
+    longer what it was."""
+
+    def __init__(self, settings: RuntimeSettings, report: Report, on_lost: Callable[[str], None]) -> None:
+        self._settings, self._report, self._on_lost = settings, report, on_lost
+        self._stopping = False
+        self.profiles: Profiles | None = None
+        self.actions: Actions | None = None
+        self.keeper: Keeper | None = None
+
+    def learnt(self, session: Session) -> None:
+        """Number 1."""
+        steering, info, settings = session.steering, session.info, self._settings
+        if steering is None:
+            return
+        layout = steering.layout
+        shape = Shape(info.fingerprint, info.id, layout.n_layers, layout.n_experts, max(1, layout.n_experts_used))
+        directory = ProfileDirectory(settings.state, info.fingerprint) if settings.state is not None else None
+        profiles = self.profiles = Profiles(shape, directory, settings.profile, settings.save_seconds)
+        profile = profiles.open()
+        half_life = settings.half_life or DEFAULT_HALF_LIFE
+        if not profile.blank:
+            steering.rank_by(scores_of(profile, half_life))
+            log.info("profile %s: learnt from %d tokens", profile.name, profile.tokens)
+        steering.observers.append(profiles.observe)
+        profiles.start()
+        self.actions = Actions(steering, profiles, half_life, self._pin_limit)
+
+    def _pin_limit(self) -> int:
+        return self.keeper.pin_limit_bytes if self.keeper is not None else 0
+
+    def opened(self, session: Session) -> str:
+        """Number 2. Returns the state that follows: ready, or warming until a rehearsal."""
+        steering, actions = session.steering, self.actions
+        if steering is None or actions is None:
+            return "ready"
+        window = RouteWindow(steering.layout)
+        steering.observers.append(window.observe)
+        self.keeper = Keeper(session, self._on_lost, actions, window)
+        self.keeper.start()
+        made = self._begin_warm(actions)
+        if self._settings.ready_requires == "loaded" or made is None:
+            return "ready" if self._settings.ready_requires != "rehearsed" else "warming"
+        self._wait(made, actions)
+        return "warming" if self._settings.ready_requires == "rehearsed" else "ready"
+
+    def _begin_warm(self, actions: Actions) -> WarmUp | None:
+        """The session has brought the dense weights in already."""
+        level = self._settings.warm_level
+        if level not in ("profile", "all"):
+            return None
+        try:
+            return actions.start_warm(WarmOrder(level), dense=False)
+        except ExpertdError as error:
+            log.warning("nothing was warmed: %s", error.line())
+            return None
+
+    def _wait(self, made: WarmUp, actions: Actions) -> None:
+        while not actions.finish_warm(made, _LOOK_SECONDS):
+            self._report("warm", made.done_bytes, made.target_bytes)
+            if self._stopping:
+                made.cancel()
+        self._report("warm", made.done_bytes, made.target_bytes)
+
+    def begins(self, request: GenerationRequest) -> None:
+        """Number 3."""
+        if self.profiles is not None:
+            self.profiles.begin(request.profile)
+
+    def ended(self, n_tokens: int) -> None:
+        if self.profiles is not None:
+            self.profiles.end(n_tokens)
+
+    def stop_work(self) -> None:
+        """Number 4, before the session closes."""
+        self._stopping = True
+        if self.actions is not None and self.actions.warm_up is not None:
+            self.actions.warm_up.cancel()
+        if self.keeper is not None:
+            self.keeper.stop()
+
+    def save(self) -> None:
+        """Number 4, once no request teaches any more; may wait for a disk."""
+        if self.profiles is not None:
+            self.profiles.stop()

@@ -1,0 +1,215 @@
+"""A warm-up of the running daemon: which experts, admitted to the cache and read batch by batch, and what came of it.
+
+1. The dense weights, unless they are there.
+2. The experts of the order, hottest first, as many as the budget holds; each batch is admitted before it is read, so
+   that what it displaces goes first and the budget is kept throughout. Reading lives in `pages.warming`.
+3. Asked of the kernel at the end: what of it is resident. What is not is dropped from the cache, too, and said.
+4. Pinned, where that was asked for (`actions`).
+
+Steps run in the pager's thread, between evictions; tokens are computed meanwhile. Cancelling leaves what was read, the
+hottest first, and the next warm-up goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from expertd.pages import residency
+from expertd.pages.warming import Skip, WarmPlan, WarmProgress, warm_steps
+from expertd.pages.worker import Ticket
+from expertd.runtime.profile import Profile
+from expertd.runtime.steering import Steering
+from expertd.types import ExpertLayout
+from expertd.units import format_size
+
+LEVELS = ("none", "dense", "profile", "all")
+_BATCH_NBYTES = 128 << 20
+_LN2 = 0.6931471805599453
+
+
+@dataclass(frozen=True, slots=True)
+class WarmOrder:
+    """What to warm. `dense` is the dense weights alone, `profile` also the profile's experts, `all` all experts, those
+    of the profile first. `budget_bytes` bounds the experts; None is the cache's budget. `pin` locks them afterwards."""
+
+    level: str = "profile"
+    profile: str | None = None
+    budget_bytes: int | None = None
+    pin: bool = False
+
+
+def scores_of(profile: Profile, half_life: float) -> list[float]:
+    """A profile as the cache's scores by expert id: what each would have come to, had this traffic gone on for long. A
+    decayed score with chance p a token settles at p * half_life / ln 2."""
+    return [p * half_life / _LN2 for p in profile.chances()]
+
+
+def choose(
+    layout: ExpertLayout, heat: Sequence[float], *, level: str, room_bytes: int
+) -> tuple[list[int], Skip | None]:
+    """Experts of the level, hottest first, as many as fit; and those that do not, as one line."""
+    sizes = layout.expert_sizes
+    if level == "dense":
+        return [], None
+    order = sorted((e for e, size in enumerate(sizes) if size), key=lambda e: (-heat[e], e))
+    if level == "profile":
+        order = [e for e in order if heat[e] > 0.0]
+    chosen: list[int] = []
+    left = room_bytes
+    for n, expert in enumerate(order):
+        left -= sizes[expert]
+        if left < 0:
+            rest = order[n:]
+            nbytes = sum(sizes[e] for e in rest)
+            return chosen, Skip(f"{len(rest)} experts", nbytes, f"beyond the budget of {format_size(room_bytes)}")
+        chosen.append(expert)
+    return chosen, None
+
+
+@dataclass
+class WarmUp:
+    """One warm-up. `steps` is the pager thread's; the rest may be read from anywhere while it runs."""
+
+    steering: Steering
+    order: WarmOrder
+    profile: str
+    experts: list[int]
+    dense: bool
+    skipped: list[Skip] = field(default_factory=list)
+    ticket: Ticket | None = None
+    cancelled: bool = False
+    phase: str = "waiting"
+    """waiting, dense, experts, checking, done."""
+    seconds: float = 0.0
+    read_seconds: float = 0.0
+    locked_bytes: int = 0
+    resident: tuple[int, int] | None = None
+    """(experts, bytes of them and of dense weights) found resident; None where the kernel does not tell."""
+    checked: bool = False
+
+    def __post_init__(self) -> None:
+        layout = self.steering.layout
+        target = sum(layout.expert_sizes[e] for e in self.experts) + (layout.dense_nbytes if self.dense else 0)
+        self.progress = WarmProgress(target)
+        self._began = time.monotonic()
+        self._admitted: list[int] = []
+
+    @property
+    def target_bytes(self) -> int:
+        return self.progress.target_bytes
+
+    @property
+    def done_bytes(self) -> int:
+        return self.progress.done_bytes
+
+    @property
+    def finished(self) -> bool:
+        return self.phase == "done" or (self.ticket is not None and self.ticket.finished)
+
+    def cancel(self) -> None:
+        """Ends it before its next step."""
+        self.cancelled = True
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+    def steps(self) -> Iterator[None]:
+        """The whole of it."""
+        began = time.monotonic()
+        if self.dense:
+            self.phase = "dense"
+            yield from self._read_dense()
+        self.phase = "experts"
+        for batch in _batches(self.experts, self.steering.layout.expert_sizes):
+            yield from self._read_batch(batch)
+        self.read_seconds = time.monotonic() - began
+        self.phase = "checking"
+        yield from self._check()
+        self.seconds = time.monotonic() - began
+        self.phase = "done"
+
+    def _read_dense(self) -> Iterator[None]:
+        layout, pager = self.steering.layout, self.steering.pager
+        yield from warm_steps(pager, WarmPlan(layout.dense, (), layout.dense_nbytes, ()), self.progress)
+
+    def _read_batch(self, batch: list[int]) -> Iterator[None]:
+        """Number 2. What the cache would rather keep stays, and is not read over."""
+        steering, sizes = self.steering, self.steering.layout.expert_sizes
+        decision = steering.act(lambda cache: cache.admit(batch), fetch=False)
+        states = steering.read(lambda cache: [cache.is_resident(e) for e in batch])
+        refused = [e for e, there in zip(batch, states, strict=True) if not there]
+        if refused:
+            nbytes = sum(sizes[e] for e in refused)
+            self.progress.skipped.append(Skip(f"{len(refused)} experts", nbytes, "what is resident is hotter"))
+        self._admitted += [e for e, there in zip(batch, states, strict=True) if there]
+        read = set(decision.fetch)
+        self.progress.done_bytes += sum(sizes[e] for e in batch if e not in read)
+        # Evictions go before the next step, so that the page cache does not hold both.
+        yield
+        yield from warm_steps(steering.pager, WarmPlan((), tuple(decision.fetch), 0, ()), self.progress)
+
+    def _check(self) -> Iterator[None]:
+        """Number 3."""
+        steering, layout = self.steering, self.steering.layout
+        found = nbytes = 0
+        lost: list[int] = []
+        displaced = 0
+        for n, expert in enumerate(self._admitted):
+            if n % 64 == 0:
+                yield
+            if not steering.cache.is_resident(expert):
+                displaced += 1
+                continue
+            there = residency.resident_bytes(steering.pager.mapping, layout.extents(expert))
+            if there is None:
+                self.checked = True
+                return
+            if there < 0.98 * layout.expert_sizes[expert]:
+                lost.append(expert)
+            else:
+                found += 1
+                nbytes += there
+        if lost:
+            size = sum(layout.expert_sizes[e] for e in lost)
+            self.progress.skipped.append(
+                Skip(f"{len(lost)} experts", size, "read, and taken again by the kernel: memory is short")
+            )
+            steering.forget(lost)
+        if displaced:
+            self.progress.skipped.append(Skip(f"{displaced} experts", 0, "given up for hotter ones meanwhile"))
+        dense = (residency.resident_bytes(steering.pager.mapping, layout.dense) or 0) if self.dense else 0
+        self.resident, self.checked = (found, nbytes + dense), True
+
+    def report(self) -> dict[str, Any]:
+        """What came of it, or how far it is."""
+        seconds = self.seconds or time.monotonic() - self._began
+        reading = self.read_seconds or seconds
+        skipped = [*self.skipped, *self.progress.skipped]
+        error = self.ticket.error if self.ticket else None
+        return {
+            "level": self.order.level, "profile": self.profile, "phase": self.phase,
+            "target_bytes": self.target_bytes, "done_bytes": self.done_bytes,
+            "resident_bytes": self.resident[1] if self.resident else None,
+            "locked_bytes": self.locked_bytes, "read_bytes": self.progress.read_bytes,
+            "seconds": round(seconds, 3),
+            "bytes_per_second": int(self.progress.read_bytes / reading) if reading else 0,
+            "unknown": self.target_bytes if self.checked and self.resident is None else 0,
+            "experts": {"target": len(self.experts), "resident": self.resident[0] if self.resident else None},
+            "interrupted": self.cancelled, "skipped": [s.json() for s in skipped],
+            **({"error": str(error)} if error else {}),
+        }  # fmt: skip
+
+
+def _batches(experts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    nbytes = 0
+    for expert in experts:
+        batch.append(expert)
+        nbytes += sizes[expert]
+        if nbytes >= _BATCH_NBYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
