@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -91,6 +92,8 @@ class Gate:
 
         try:
             await self._pass(scope, headers, receive, tell, extra)
+        except ClientDisconnect:
+            record.finish = "disconnected"
         except ExpertdError as error:
             await self._failed(scope, error, record, receive, tell)
         except Exception:

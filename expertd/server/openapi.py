@@ -14,6 +14,8 @@ from expertd.server.routes.table import Operation
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+_EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+"""One event of a stream; `data` is JSON, or [DONE]."""
 _ERRORS = {
     400: "The request is off",
     401: "A key is needed",
@@ -70,7 +72,7 @@ def _responses(o: Operation, schemas: dict[int, Any], error: Any) -> dict[str, A
         schema = schemas.get(id(o.reply), {"type": "string"} if o.content != "application/json" else {})
         content: dict[str, Any] = {o.content: {"schema": schema}}
         if o.streams:
-            content["text/event-stream"] = {"schema": {"type": "string"}}
+            content["text/event-stream"] = {"schema": _EVENT}
         out["200"] = {"description": "OK", "content": content}
     refused = () if o.open else (401,)
     for status in sorted({*o.errors, *refused, 403}):

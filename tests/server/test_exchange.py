@@ -144,6 +144,14 @@ def test_a_client_that_goes_ends_the_generation(start_server: Start) -> None:
         assert http.get("/livez").status_code == 200
 
 
+def test_a_client_that_goes_within_its_body_is_no_error(start_server: Start, caplog: pytest.LogCaptureFixture) -> None:
+    server = start_server(Double())
+    with server.connect() as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    until(lambda: ("/v1/chat/completions", 499) in server.app.state.context.counts)
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
 def test_a_client_that_takes_nothing_is_dropped(start_server: Start) -> None:
     double = Double(script=[Piece("x" * 100_000, (1,))] * 400 + [DONE])
     server = start_server(double, keepalive_seconds=0.2, stall_seconds=0.5)
