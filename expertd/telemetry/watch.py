@@ -1,7 +1,9 @@
 """Takes a sample every few seconds, compares it with an older one, and keeps the verdict.
 
-On the event loop; one tick costs a snapshot and a few small files. A change of cause is said in the log once two ticks
-agree on it, so that one odd window does not talk. What the figures mean is `verdict`'s.
+On the event loop; one tick costs a snapshot and a few small files. A window is as short as enough tokens allow, so
+that what passes quickly is seen: one tick for a fast model, ten seconds for a slow one. A change of cause counts, and
+is said in the log, once two ticks agree on it, so that one odd window does not talk; but a change of topic is over by
+then, and its own threshold is far above chance. What the figures mean is `verdict`'s.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 2.0
 _WINDOW_SECONDS = 10.0
+_WINDOW_TOKENS = 8
 _MEMORY_SECONDS = 180.0
 # Requests after which the usual hit ratio has half forgotten what was before.
 _USUAL_REQUESTS = 50_000
@@ -56,6 +59,7 @@ class Watch:
         self._disk_rate = disk_rate or 0.0
         self._samples: deque[Sample] = deque()
         self._usual: float | None = None
+        self._usual_requests = 0
         self._candidate = self._said = STARTING.cause
         self._thrashing_said = False
 
@@ -69,13 +73,13 @@ class Watch:
         sample = Sample(now, self._snapshot(), self._kernel())
         while self._samples and now - self._samples[0].at > _MEMORY_SECONDS:
             self._samples.popleft()
-        before = next((s for s in reversed(self._samples) if now - s.at >= _WINDOW_SECONDS - 0.01), None)
+        before = next((s for s in reversed(self._samples) if _enough(s, sample)), None)
         before = before or (self._samples[0] if self._samples else None)
         self._samples.append(sample)
         if before is None:
             return self.verdict
         window = self._window(before, sample)
-        self._learn(before, sample, window)
+        self._learn(sample, window)
         self._keep(decide(window))
         return self.verdict
 
@@ -125,13 +129,15 @@ class Watch:
         old, new = self._samples[-2], self._samples[-1]
         return ((new.kernel.read_nbytes - old.kernel.read_nbytes) / max(0.5, new.at - old.at),)
 
-    def _learn(self, old: Sample, new: Sample, window: Window) -> None:
-        """Move the usual hit ratio; windows overlap, so each counts by the share of it that is new."""
+    def _learn(self, new: Sample, window: Window) -> None:
+        """Move the usual hit ratio: the mean of what was seen since the cache was full, slowly forgetting. Windows
+        overlap, so each counts by what is new in it."""
         ratio = window.hit_ratio
-        if ratio is None:
+        if ratio is None or window.filling:
             return
-        last = self._samples[-2]
-        weight = min(1.0, (_decoded(new.daemon)[0] - _decoded(last.daemon)[0]) / _USUAL_REQUESTS)
+        fresh = _decoded(new.daemon)[0] - _decoded(self._samples[-2].daemon)[0]
+        self._usual_requests = min(_USUAL_REQUESTS, self._usual_requests + fresh)
+        weight = fresh / max(1, self._usual_requests)
         self._usual = ratio if self._usual is None else self._usual + weight * (ratio - self._usual)
 
     def _keep(self, verdict: Verdict) -> None:
@@ -140,11 +146,18 @@ class Watch:
         if verdict.cause in ("starting", "idle"):
             self.verdict = verdict
             return
-        if self.verdict.cause in ("starting", "idle") or agreed:
+        if self.verdict.cause in ("starting", "idle") or agreed or verdict.cause == "topic":
             self.verdict = self.last_busy = verdict
-        if agreed and (verdict.cause != self._said or verdict.thrashing != self._thrashing_said):
+        if verdict is self.verdict and (verdict.cause != self._said or verdict.thrashing != self._thrashing_said):
             self._said, self._thrashing_said = verdict.cause, verdict.thrashing
             log.log(logging.WARNING if verdict.thrashing else logging.INFO, "%s", verdict.line())
+
+
+def _enough(old: Sample, new: Sample) -> bool:
+    """Whether the time between two samples is long enough to judge by."""
+    tokens = _computed(new.daemon) - _computed(old.daemon)
+    tokens += new.daemon.requests.generated_tokens - old.daemon.requests.generated_tokens
+    return tokens >= _WINDOW_TOKENS or new.at - old.at >= _WINDOW_SECONDS - 0.01
 
 
 def _computed(snapshot: Snapshot) -> int:
