@@ -68,7 +68,8 @@ class ExpertLayout:
     """Where all of a model's weights lie, as far as steering needs it.
 
     `dense` covers every tensor byte that is no expert's (attention, norms, embeddings, router, shared experts, expert
-    biases, nextn): merged, ascending, never overlapping an expert's extent.
+    biases): merged, ascending, never overlapping an expert's extent. Blocks of multi-token prediction (nextn) are in
+    neither part: an ordinary decode does not read them, and llama.cpp does not map them.
     """
 
     files: tuple[Path, ...]

@@ -15,7 +15,7 @@ from expertd.model.gguf import GgufModel
 from expertd.model.memory import padded, window_cells
 
 _REPEATS = 3
-"""Layers alike in a row beyond these change nothing: the buffer is at its peak by then."""
+"""Layers alike in a row beyond these change nothing, but for what an indexer has for each layer from the start."""
 
 
 def compute_nbytes(
@@ -51,7 +51,7 @@ def n_vocab(model: GgufModel) -> int:
 def _shortened(blocks: list[Block]) -> list[Block]:
     kept: list[Block] = []
     for b in blocks:
-        if kept[-_REPEATS:] != [b] * _REPEATS:
+        if kept[-_REPEATS:] != [b] * _REPEATS or b.index:
             kept.append(b)
     return kept
 
@@ -90,6 +90,8 @@ def _block(model: GgufModel, attention: Attention, i: int, moe: LayerExperts | N
         latent_q=heads * memory.k if rank else 0,
         latent_v=heads * rank,
         rope=model.integer("rope.dimension_count") or 0,
+        index=w.out("indexer.attn_q_b") if memory.index else 0,
+        top_k=model.integer("attention.indexer.top_k") or 0,
         norm_q=w.has("attn_q_norm.weight"),
         mixer=w.out("ssm_in") or w.out("attn_qkv"),
         delta=w.has("attn_gate.weight") or w.has("ssm_ba.weight"),

@@ -21,8 +21,9 @@ class Block:
     """The widths of one layer, in elements a token; 0 for what it has not.
 
     `qkv` is query, key and value in one tensor; `attended` what attention gives to its output matrix; `latent_q` the
-    absorbed query of latent attention, heads x (rank + rope), and `latent_v` heads x rank; `mixer` a recurrent layer's
-    projection, `conv` its convolved part, `inner` what it gives to its output matrix, `state` its elements in all.
+    absorbed query of latent attention, heads x (rank + rope), and `latent_v` heads x rank; `index` the query of a
+    sparse attention's indexer, which picks `top_k` tokens; `mixer` a recurrent layer's projection, `conv` its convolved
+    part, `inner` what it gives to its output matrix, `state` its elements in all.
     """
 
     form: Form
@@ -36,6 +37,8 @@ class Block:
     latent_q: int = 0
     latent_v: int = 0
     rope: int = 0
+    index: int = 0
+    top_k: int = 0
     norm_q: bool = False
     mixer: int = 0
     delta: bool = False
@@ -75,6 +78,7 @@ class Drawing:
         self.leaves = [Node(sizes.n_embd * tokens * _F32)]
         self._position = Node(tokens * _F32, is_input=True)
         self._mask = Node(sizes.cells * tokens * mask, is_input=True)
+        self._index_mask = Node(self._mask.nbytes, is_input=True)
         self._window_mask = Node(sizes.window_cells * tokens * mask, is_input=True)
         self._slots = Node(tokens * _I64, is_input=True)
         self._wanted = Node(sizes.outputs * _F32, is_input=True)
@@ -161,9 +165,9 @@ class Drawing:
             slots = self._value_slots.setdefault(key, Node(self.s.tokens * b.v * _I64, is_input=True))
         self._add(0, [self._view(v), slots])
 
-    def _attend(self, b: Block, q: Node, elements: int) -> Node:
+    def _attend(self, b: Block, q: Node, elements: int, mask: Node | None = None) -> Node:
         window = b.form is Form.WINDOW
-        mask = self._window_mask if window else self._mask
+        mask = mask or (self._window_mask if window else self._mask)
         if self.s.flash:
             return self._view(self._add(elements, [self._view(q), mask]))
         scores = (self.s.window_cells if window else self.s.cells) * self.s.tokens * b.heads
@@ -184,9 +188,25 @@ class Drawing:
         rotated = self._add(b.rope * t, [self._view(compressed), self._position])
         key = self._add(b.k * t, [self._view(key), rotated])
         self._store(b, key, None)
-        attended = self._attend(b, q, b.latent_v * t)
+        mask = self._sparse_mask(b, cur) if b.index else None
+        attended = self._attend(b, q, b.latent_v * t, mask)
         value = self._view(self._add(b.attended * t, [self._view(attended)]))
         return self._add(self.s.n_embd * t, [self._view(self._add(b.attended * t, [value]))])
+
+    def _sparse_mask(self, b: Block, cur: Node) -> Node:
+        """The mask of a sparse attention: all is hidden, then the tokens that the indexer scored highest are shown."""
+        t, elements = self.s.tokens, self._mask.nbytes // _F32
+        blank = Node(b.top_k * t * _F32)
+        self.leaves.append(blank)
+        shown = self._add(b.top_k * t, [blank], in_place=True)
+        query = self._add(b.index * t, [self._view(self._add(b.index * t, [cur])), self._position], in_place=True)
+        query = self._add(b.index * t, [query])
+        scores = self._add(self.s.cells * t, [self._view(query), self._index_mask])
+        chosen = self._add(b.top_k * t, [self._add(b.top_k * t, [scores])])
+        hidden = self._add(elements, [self._mask])
+        marked = Node(hidden.nbytes, [shown, self._view(chosen), self._view(hidden)], view_of=hidden)
+        self.nodes.append(marked)
+        return self._add(elements, [marked, self._mask], in_place=True)
 
     def _norm_of_part(self, part: Node, elements: int) -> Node:
         return self._add(elements, [self._add(elements, [part], in_place=True)], in_place=True)

@@ -179,6 +179,27 @@ def deepseek2() -> tuple[Keys, Shapes]:
     return keys, shapes
 
 
+def deepseek32() -> tuple[Keys, Shapes]:
+    """Latent attention that looks at the 256 tokens which an indexer of 4 heads chose."""
+    keys, shapes = deepseek2()
+    keys |= {
+        "attention.indexer.head_count": 4,
+        "attention.indexer.key_length": 128,
+        "attention.indexer.top_k": 256,
+        "expert_gating_func": 2,
+    }
+    for i in range(4):
+        p = f"blk.{i}.indexer."
+        shapes |= {
+            p + "k_norm.weight": (128,),
+            p + "k_norm.bias": (128,),
+            p + "proj.weight": (512, 4),
+            p + "attn_k.weight": (512, 128),
+            p + "attn_q_b.weight": (256, 4 * 128),
+        }
+    return keys, shapes
+
+
 def glm4moe() -> tuple[Keys, Shapes]:
     """A leading dense layer and a block of multi-token prediction behind the trunk."""
     keys = base(5, 512, 1024, 16, 2) | {
@@ -274,6 +295,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], tuple[Keys, Shapes]]]] = {
     "olmoe": ("olmoe", olmoe),
     "gpt-oss": ("gpt-oss", gpt_oss),
     "deepseek2": ("deepseek2", deepseek2),
+    "deepseek32": ("deepseek32", deepseek32),
     "glm4moe": ("glm4moe", glm4moe),
     "gemma4": ("gemma4", gemma4),
     "gemma3": ("gemma3", gemma3),

@@ -1,4 +1,4 @@
-"""The memory model against llama.cpp itself: what it logs when it loads the built-in model and thirteen architectures.
+"""The memory model against llama.cpp itself: what it logs when it loads the built-in model and fourteen architectures.
 
 Three settings each: a usual one, a short context in small micro-batches, a long one with a quantised cache. Caches and
 totals within 3 %, as promised; compute buffers within 10 % (measured: equal but for one, see docs/memory.md).
