@@ -63,7 +63,7 @@ def _cache(service: Service) -> CacheFacts:
     steering = service.steering
     if steering is None:
         return CacheFacts()
-    layers = [m.layer for m in steering.layout.layers]
+    session, layers = service.session, [m.layer for m in steering.layout.layers]
 
     def look(cache: Any) -> CacheFacts:
         c, states = cache.counters, cache.states()
@@ -80,6 +80,7 @@ def _cache(service: Service) -> CacheFacts:
             admissions=dict(c.admissions),
             evictions=dict(c.evictions),
             capacity_nbytes=cache.budget_bytes,
+            budget_auto=session is None or session.fixed_budget_bytes is None,
             resident_nbytes=cache.resident_bytes,
             pinned_nbytes=cache.pinned_bytes,
             resident_experts=len(states) - states.count(0),

@@ -33,7 +33,7 @@ from expertd.telemetry.collector import ExpertdCollector, Exporter
 from expertd.telemetry.history import History
 from expertd.telemetry.notify import Notifier, keep_alive
 from expertd.telemetry.snapshot import Snapshot
-from expertd.telemetry.watch import TICK_SECONDS, Watch
+from expertd.telemetry.watch import TICK_SECONDS, Watch, measure_disk
 
 log = logging.getLogger("expertd.daemon")
 
@@ -129,6 +129,7 @@ class Daemon:
         gc.freeze()
         log.info("ready: %s at %s", self._service.model.id if self._service.model else "", self._http.url)
         self._notify.ready(self._words())
+        self._watch.disk_rate = await asyncio.to_thread(measure_disk, self._service.settings.engine.model)
         while True:
             state = await self._service.wait_changed()
             if state == "failed":

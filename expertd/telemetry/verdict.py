@@ -66,7 +66,7 @@ class Window:
     """File pages read again soon after the kernel took them."""
     major_faults: int = 0
     disk_rate: float | None = None
-    """Bytes a second that the disk can give: probed, or the best seen."""
+    """Bytes a second that the disk can give, where it was measured."""
     read_ahead_kb: int | None = None
     evicted: int = 0
     dropped: int = 0

@@ -12,7 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from expertd.errors import PagesError
+from expertd.pages import disk
 from expertd.telemetry import readings
 from expertd.telemetry.readings import Readings
 from expertd.telemetry.snapshot import Snapshot
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 2.0
 _WINDOW_SECONDS = 10.0
 _WINDOW_TOKENS = 8
+_PROBE_NBYTES = 64 << 20
 _MEMORY_SECONDS = 180.0
 # Requests after which the usual hit ratio has half forgotten what was before.
 _USUAL_REQUESTS = 50_000
@@ -40,8 +44,7 @@ class Sample:
 class Watch:
     """The verdict of one daemon. `tick` is called on the event loop, `verdict` may be read anywhere.
 
-    `disk_rate` is the probed speed of the model's disk in bytes a second where it is known, `read_ahead_kb` gives its
-    setting now.
+    `read_ahead_kb` gives the setting of the model's disk now.
     """
 
     def __init__(
@@ -49,14 +52,15 @@ class Watch:
         snapshot: Callable[[], Snapshot],
         kernel: Callable[[], Readings] = readings.take,
         *,
-        disk_rate: float | None = None,
         read_ahead_kb: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.verdict: Verdict = STARTING
         self.last_busy: Verdict | None = None
         """The last verdict that was not idle or starting: the answer to "why was it slow just now"."""
+        self.disk_rate: float | None = None
+        """Bytes a second that the model's disk gives, set once it was measured. Not to be guessed from what is read:
+        that would call any steady rate a disk at its limit."""
         self._snapshot, self._kernel, self._read_ahead_kb = snapshot, kernel, read_ahead_kb
-        self._disk_rate = disk_rate or 0.0
         self._samples: deque[Sample] = deque()
         self._usual: float | None = None
         self._usual_requests = 0
@@ -87,7 +91,6 @@ class Watch:
         a, b = old.daemon, new.daemon
         seconds = new.at - old.at
         read = new.kernel.read_nbytes - old.kernel.read_nbytes
-        self._disk_rate = max(self._disk_rate, *self._rates())
         model = b.model
         return Window(
             seconds=seconds,
@@ -109,7 +112,7 @@ class Watch:
             read_since_start_nbytes=new.kernel.read_nbytes,
             refault_nbytes=new.kernel.refault_nbytes - old.kernel.refault_nbytes,
             major_faults=new.kernel.major_faults - old.kernel.major_faults,
-            disk_rate=self._disk_rate or None,
+            disk_rate=self.disk_rate,
             read_ahead_kb=self._read_ahead_kb(),
             evicted=_evicted(b) - _evicted(a),
             dropped=b.cache.evictions.get("dropped", 0) - a.cache.evictions.get("dropped", 0),
@@ -123,11 +126,6 @@ class Watch:
             cpu_stall_seconds=_since(old.kernel.cpu_stall_seconds, new.kernel.cpu_stall_seconds),
             swap_grown_nbytes=new.kernel.swap_used_nbytes - old.kernel.swap_used_nbytes,
         )
-
-    def _rates(self) -> tuple[float]:
-        """The read rate since the last tick. A disk can give at least what it has given."""
-        old, new = self._samples[-2], self._samples[-1]
-        return ((new.kernel.read_nbytes - old.kernel.read_nbytes) / max(0.5, new.at - old.at),)
 
     def _learn(self, new: Sample, window: Window) -> None:
         """Move the usual hit ratio: the mean of what was seen since the cache was full, slowly forgetting. Windows
@@ -181,3 +179,14 @@ def _evicted(snapshot: Snapshot) -> int:
 
 def _since(old: float | None, new: float | None) -> float | None:
     return None if old is None or new is None else new - old
+
+
+def measure_disk(model: Path) -> float | None:
+    """The speed of a model's disk for `Watch.disk_rate`: a short read past the page cache. For a thread; None where it
+    cannot be measured or the file is too small to tell."""
+    try:
+        if model.stat().st_size < _PROBE_NBYTES:
+            return None
+        return disk.probe(model, nbytes=_PROBE_NBYTES).sequential
+    except (OSError, PagesError):
+        return None

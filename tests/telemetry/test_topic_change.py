@@ -23,7 +23,8 @@ class Machine:
         self.cache = ExpertCache([EXPERT_NBYTES] * (LAYERS * EXPERTS), EXPERTS, self.budget)
         self.tokens = self.read = 0
         self.now = 0.0
-        self.watch = Watch(self.snapshot, lambda: Readings(read_nbytes=self.read), disk_rate=1.5e9)
+        self.watch = Watch(self.snapshot, lambda: Readings(read_nbytes=self.read))
+        self.watch.disk_rate = 1.5e9
         self.random = random.Random(7)
 
     def snapshot(self) -> Snapshot:

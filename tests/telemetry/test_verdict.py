@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from expertd.telemetry.readings import Readings
 from expertd.telemetry.snapshot import CacheFacts, ModelFacts, PagerFacts, RequestFacts, Snapshot
 from expertd.telemetry.verdict import CAUSES, Window, decide
-from expertd.telemetry.watch import TICK_SECONDS, Watch
+from expertd.telemetry.watch import TICK_SECONDS, Watch, measure_disk
 
 GIB = 1 << 30
 # A 17 GB model with 5 GiB for it: 40 tokens in ten seconds, 82 % hits, 150 MB a token from a 1.7 GB/s disk.
@@ -231,7 +232,8 @@ def run(daemon: Daemon, watch: Watch, start: float, ticks: int, tokens: int, hit
 
 def test_the_watch_follows_a_daemon(caplog: pytest.LogCaptureFixture) -> None:
     daemon = Daemon()
-    watch = Watch(daemon.snapshot, daemon.kernel, disk_rate=1.7e9, read_ahead_kb=lambda: 128)
+    watch = Watch(daemon.snapshot, daemon.kernel, read_ahead_kb=lambda: 128)
+    watch.disk_rate = 1.7e9
     caplog.set_level(logging.INFO)
     assert watch.verdict.cause == "starting"
     watch.tick(0.0)
@@ -262,7 +264,8 @@ def test_the_watch_follows_a_daemon(caplog: pytest.LogCaptureFixture) -> None:
 def test_one_odd_window_does_not_talk() -> None:
     daemon = Daemon()
     daemon.state = "ready"
-    watch = Watch(daemon.snapshot, daemon.kernel, disk_rate=1.7e9)
+    watch = Watch(daemon.snapshot, daemon.kernel)
+    watch.disk_rate = 1.7e9
     watch.tick(0.0)
     now = run(daemon, watch, 0.0, 10, 6, 0.97)
     daemon.read += 12 * 10**9
@@ -270,13 +273,19 @@ def test_one_odd_window_does_not_talk() -> None:
     assert watch.verdict.cause == "compute"
 
 
-def test_the_best_rate_seen_stands_for_an_unknown_disk() -> None:
+def test_a_steady_rate_is_not_taken_for_the_disks_limit() -> None:
     daemon = Daemon()
     daemon.state = "ready"
     watch = Watch(daemon.snapshot, daemon.kernel)
     watch.tick(0.0)
-    daemon.read = 3 * 10**9
-    watch.tick(2.0)
-    run(daemon, watch, 2.0, 10, 3, 0.5)
-    assert watch.verdict.cause != "compute"
-    assert watch.verdict.figures["io_share"] >= 0.4
+    run(daemon, watch, 0.0, 10, 6, 0.5)
+    assert watch.verdict.cause == "compute"
+
+
+def test_the_disk_is_measured_only_on_files_that_can_tell(tmp_path: Path, demo_model: Path) -> None:
+    assert measure_disk(demo_model) is None
+    assert measure_disk(tmp_path / "none") is None
+    large = tmp_path / "large"
+    large.write_bytes(bytes(65 << 20))
+    rate = measure_disk(large)
+    assert rate is None or rate > 0
