@@ -43,7 +43,8 @@ def daemon(directory: Path, model: Path) -> Iterator[tuple[subprocess.Popen[byte
     command = [
         sys.executable, "-m", "expertd", "serve", "--model", str(model), "--steering", "on", "--budget", "50%",
         "--ctx", "512", "--port", "0", "--socket", str(socket), "--set", f"state.directory={directory}",
-        "--threads", "1", "--set", "engine.threads_batch=1", "--set", "server.max_queue=8", "--set", "engine.prompt_cache=8MiB",
+        "--threads", "1", "--set", "engine.threads_batch=1", "--set", "server.max_queue=8",
+        "--set", "engine.prompt_cache=8MiB",
     ]  # fmt: skip
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -1,4 +1,8 @@
-"""The OpenAPI document, and schemathesis over all that it describes: no 5xx, no hang, answers as they are described."""
+"""The OpenAPI document, and schemathesis over all that it describes: no 5xx, no hang, answers as they are described.
+
+Random bodies go to the real model; the boundaries of every field, which are many, to a double of it (as far as it does
+what the model does).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -20,32 +25,50 @@ from expertd.runtime.service import Service
 from expertd.server.openapi import document
 from expertd.server.routes.table import OPERATIONS
 from tests.server.conftest import LiveServer, runtime_settings, server_settings
+from tests.server.doubles import Double
 
 WATCHED = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-HONEST = {"/v1/embeddings"}
-"""Answers 501, and means it."""
+APART = ["/expertd/events", "/v1/embeddings"]
+"""A stream without an end, and an endpoint that answers 501 and means it."""
+
+
+def described(**phases: bool) -> Any:
+    config = SchemathesisConfig.from_dict(
+        {"phases": {name: {"enabled": enabled} for name, enabled in phases.items()}, "seed": 1}
+    )
+    return schemathesis.openapi.from_dict(document(OPERATIONS), config=config).exclude(path=APART)
+
+
+def patient(max_examples: int) -> Any:
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    return settings(max_examples=max_examples, deadline=None, suppress_health_check=checks)
 
 
 @pytest.fixture(scope="module")
-def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def real(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     service = Service(runtime_settings(demo_model))
-    made = LiveServer(service, server_settings(tmp_path_factory.mktemp("openapi"), max_tokens=3)).start()
+    made = LiveServer(service, server_settings(tmp_path_factory.mktemp("openapi"), max_tokens=2)).start()
     yield made
     made.stop()
 
 
-schema = schemathesis.openapi.from_dict(document(OPERATIONS)).exclude(path=["/expertd/events", *HONEST])
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    made = LiveServer(Double(), server_settings(tmp_path_factory.mktemp("double"))).start()
+    yield made
+    made.stop()
 
 
-@schema.parametrize()
-@settings(
-    max_examples=6,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
-def test_whatever_is_sent(server: LiveServer, case: Any) -> None:
-    answer = case.call(base_url=server.url, timeout=30)
-    case.validate_response(answer, checks=WATCHED)
+@described(coverage=False).parametrize()
+@patient(8)
+def test_random_requests(real: LiveServer, case: Any) -> None:
+    case.validate_response(case.call(base_url=real.url, timeout=30), checks=WATCHED)
+
+
+@described(fuzzing=False).exclude(path_regex="^/expertd/").parametrize()
+@patient(1)
+def test_boundaries_of_every_field(double: LiveServer, case: Any) -> None:
+    case.validate_response(case.call(base_url=double.url, timeout=30), checks=WATCHED)
 
 
 def test_the_document_names_every_endpoint() -> None:
