@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,6 +57,15 @@ class DaemonClient:
         """The answer as text, whatever its status."""
         return self._send("GET", path, None).text
 
+    def content(self, path: str, kind: str, tag: str = "") -> tuple[bytes, Mapping[str, str]] | None:
+        """The answer's bytes and headers, asked for as media type `kind`; None while its tag is still `tag`."""
+        answer = self._send("GET", path, None, {"accept": kind, **({"if-none-match": tag} if tag else {})})
+        if answer.status_code == 304:
+            return None
+        if answer.status_code >= 400:
+            raise _refused(answer)
+        return answer.content, answer.headers
+
     def events(self, path: str, body: dict[str, Any] | None = None) -> Iterator[Any]:
         """The JSON data of server-sent events, until the stream ends."""
         import httpx
@@ -78,11 +87,13 @@ class DaemonClient:
             raise _refused(answer)
         return answer.json() if answer.content else None
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         import httpx
 
         try:
-            return self._http.request(method, path, json=body)
+            return self._http.request(method, path, json=body, headers=headers)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 

@@ -1,6 +1,6 @@
 // The words and bars of the page: state, verdict, request, memory, profiles. Each is written only when it says something new.
 
-import { count, number, percent, seconds, size } from "./format.js";
+import { count, percent, seconds, size } from "./format.js";
 
 const KINDS = {
   dense_locked: "dense, locked", dense: "dense, not locked", pinned: "experts, pinned", resident: "experts, resident",
@@ -145,19 +145,20 @@ export function showProfiles(found) {
   const profiles = Array.isArray(found) ? found : (found?.profiles ?? []);
   $("profiles").hidden = profiles.length === 0;
   say($("profiles-count"), String(profiles.length));
-  const items = profiles.map((profile) => {
-    const item = document.createElement("li");
-    const name = document.createElement("b");
-    const facts = document.createElement("span");
-    const active = profile.active ?? found?.active === profile.name;
-    name.textContent = profile.name ?? String(profile);
-    facts.className = "muted";
-    facts.textContent = [active ? "in use" : "", profile.experts ? `${count(profile.experts)} experts` : "",
-      profile.bytes ? size(profile.bytes) : "", profile.tokens ? `${number(profile.tokens)} tokens` : ""].filter(Boolean).join(" · ");
-    item.append(name, facts);
-    return item;
-  });
-  $("profiles-list").replaceChildren(...items);
+  $("profiles-list").replaceChildren(...profiles.map(profileItem));
+}
+
+function profileItem(profile) {
+  const item = document.createElement("li");
+  const name = document.createElement("b");
+  const facts = document.createElement("span");
+  const known = [profile.default && "learns now", profile.experts && `${count(profile.experts)} experts`,
+    profile.tokens && `${count(Math.round(profile.tokens))} tokens`];
+  name.textContent = profile.name ?? String(profile);
+  facts.className = "muted";
+  facts.textContent = known.filter(Boolean).join(" · ");
+  item.append(name, facts);
+  return item;
 }
 
 export function showDaemon(now, model) {
