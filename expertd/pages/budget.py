@@ -68,7 +68,7 @@ class BudgetController:
 
     def __init__(self, floor_bytes: int, ceiling_bytes: int, step_bytes: int, pin_budget_bytes: int = 0) -> None:
         self._floor, self._ceiling, self._step = min(floor_bytes, ceiling_bytes), ceiling_bytes, step_bytes
-        self._pin_budget = pin_budget_bytes
+        self.pin_budget_bytes = pin_budget_bytes
         self._margin = 0.0
         self._targets: deque[int] = deque(maxlen=_CALM_SAMPLES)
         self.budget_bytes = 0
@@ -90,7 +90,7 @@ class BudgetController:
         self._press(sample, max(room, 0))
         target = room - int(self._margin)
         self._targets.append(target)
-        self.pin_limit_bytes = max(0, min(self._pin_budget, target - self._floor))
+        self.pin_limit_bytes = max(0, min(self.pin_budget_bytes, target - self._floor))
         self.release_dense = target < self._floor // 2
         budget, first = self.budget_bytes, not self.budget_bytes
         wanted = target if target < budget or first else max(budget, min(self._targets))

@@ -25,6 +25,7 @@ from expertd.runtime.profile_file import ProfileDirectory
 from expertd.runtime.profiles import Profiles
 from expertd.runtime.session import Report, Session
 from expertd.runtime.settings import RuntimeSettings
+from expertd.runtime.steering import Steering
 from expertd.runtime.warmup import WarmOrder, WarmUp, scores_of
 
 log = logging.getLogger("expertd.care")
@@ -39,6 +40,8 @@ class Caretaker:
     def __init__(self, settings: RuntimeSettings, report: Report, on_lost: Callable[[str], None]) -> None:
         self._settings, self._report, self._on_lost = settings, report, on_lost
         self._stopping = False
+        self.awaits_rehearsal = False
+        """Whether only a rehearsal is missing to be ready."""
         self.profiles: Profiles | None = None
         self.actions: Actions | None = None
         self.keeper: Keeper | None = None
@@ -66,18 +69,23 @@ class Caretaker:
 
     def opened(self, session: Session) -> str:
         """Number 2. Returns the state that follows: ready, or warming until a rehearsal."""
-        steering, actions = session.steering, self.actions
-        if steering is None or actions is None:
-            return "ready"
+        requires = self._settings.ready_requires
+        if session.steering is not None and self.actions is not None:
+            self._look_after(session, session.steering, self.actions, wait=requires != "loaded")
+        if requires == "rehearsed":
+            self._report("rehearsal", 0, 0)
+            self.awaits_rehearsal = True
+            return "warming"
+        return "ready"
+
+    def _look_after(self, session: Session, steering: Steering, actions: Actions, *, wait: bool) -> None:
         window = RouteWindow(steering.layout)
         steering.observers.append(window.observe)
         self.keeper = Keeper(session, self._on_lost, actions, window)
         self.keeper.start()
         made = self._begin_warm(actions)
-        if self._settings.ready_requires == "loaded" or made is None:
-            return "ready" if self._settings.ready_requires != "rehearsed" else "warming"
-        self._wait(made, actions)
-        return "warming" if self._settings.ready_requires == "rehearsed" else "ready"
+        if wait and made is not None:
+            self._wait(made, actions)
 
     def _begin_warm(self, actions: Actions) -> WarmUp | None:
         """The session has brought the dense weights in already."""

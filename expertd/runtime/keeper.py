@@ -57,9 +57,11 @@ class Keeper:
     @property
     def pin_limit_bytes(self) -> int:
         """Bytes of experts that may be pinned now: by the pin budget, the memory there is, and what one token needs
-        besides."""
-        budget = self._steering.cache.budget_bytes - self._steering.layout.token_nbytes
-        return max(0, min(self._session.pin_budget_bytes, self._controller.pin_limit_bytes, budget))
+        besides. Where nobody set a pin budget half of the cache stays free to follow what is asked."""
+        budget = self._steering.cache.budget_bytes
+        room = budget // 2 if self._session.pins_are_auto else budget
+        room = min(room, budget - self._steering.layout.token_nbytes)
+        return max(0, min(self._session.pin_budget_bytes, self._controller.pin_limit_bytes, room))
 
     @property
     def pinning(self) -> str:

@@ -21,13 +21,17 @@ from expertd.runtime.actions import Actions
 from expertd.runtime.admission import Job, RequestQueue
 from expertd.runtime.care import Caretaker
 from expertd.runtime.heat import NOTHING, Heat
+from expertd.runtime.rehearsal import RehearsalOrder, rehearse
 from expertd.runtime.session import ModelInfo, Session, check_budget, open_session, pin_budget, wanted_budget
 from expertd.runtime.settings import RuntimeSettings
 from expertd.runtime.stats import Stats
 from expertd.runtime.steering import Steering
+from expertd.runtime.warmup import WarmOrder
 from expertd.runtime.worker import EngineThread
 
 log = logging.getLogger("expertd.service")
+
+_PROGRESS_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Service:
         self._queue = RequestQueue(settings.max_queue)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._heat: Heat | None = None
+        self._rehearsing = False
         self._care = Caretaker(settings, self._report, self._on_lost)
         self._engine = EngineThread(
             partial(open_session, settings, self.stats, self._report, self._care.learnt), self._queue, self.stats,
@@ -106,7 +111,8 @@ class Service:
             return
         check_budget(settings, steering.layout)
         session.fixed_budget_bytes = keeper.fixed_bytes = wanted_budget(settings, steering.layout)
-        session.pin_budget_bytes = pin_budget(settings, steering.layout)
+        session.pin_budget_bytes = keeper.controller.pin_budget_bytes = pin_budget(settings, steering.layout)
+        session.pins_are_auto = settings.pin_budget is None and settings.pin_budget_share is None
 
     @property
     def warm_target_nbytes(self) -> int:
@@ -172,13 +178,16 @@ class Service:
             messages, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Queued*, PromptProgress*, Piece*, Finished. Closing the generator cancels the request within a token.
 
         Before the first event: NotReadyError, QueueFullError, ContextFullError, RequestError. Later: EngineError.
         """
+        return self._generate(request, rehearsal=False)
+
+    async def _generate(self, request: GenerationRequest, *, rehearsal: bool) -> AsyncGenerator[Event, None]:
         session = self._loaded()
-        if self.state != "ready":
+        if self.state != "ready" and not (rehearsal and self._care.awaits_rehearsal):
             raise NotReadyError(f"the model is not ready: {self.state}", hint="ask /readyz for progress")
         check_fits(request, session.context.n_ctx)
         if request.profile and self._care.profiles is not None:
@@ -203,6 +212,36 @@ class Service:
         finally:
             if not finished and not self._queue.remove(job):
                 self._engine.cancel(job)
+
+    async def warm(self, order: WarmOrder) -> AsyncGenerator[dict[str, Any], None]:
+        """Progress events, then the result. Closing the generator ends the warm-up after its step. Raises what
+        `Actions.start_warm` raises before the first event."""
+        actions = self.actions
+        made = await asyncio.to_thread(actions.start_warm, order)
+        try:
+            while not await asyncio.to_thread(actions.finish_warm, made, _PROGRESS_SECONDS):
+                yield {"event": "progress", **made.report()}
+            yield {"event": "result", **made.report()}
+        finally:
+            if not made.finished:
+                made.cancel()
+
+    async def rehearse(self, order: RehearsalOrder) -> AsyncGenerator[dict[str, Any], None]:
+        """See `rehearsal`. A daemon that awaits one is ready once its targets are met. StateError while one runs."""
+        self._loaded()
+        if self._rehearsing:
+            raise StateError("a rehearsal is running", hint="wait for it, or end it first")
+        self._rehearsing = True
+        events = rehearse(_Stage(self), order)
+        try:
+            async for event in events:
+                if event["event"] == "result" and event["ok"] and self._care.awaits_rehearsal:
+                    self._care.awaits_rehearsal = False
+                    self._set_state("ready", "")
+                yield event
+        finally:
+            self._rehearsing = False
+            await events.aclose()
 
     def slots(self) -> list[dict[str, Any]]:
         """The running request and those that wait, in order; nothing of their text."""
@@ -234,3 +273,33 @@ class Service:
     def heatmap(self) -> Mapping[str, Any]:
         """Layers x experts: how hot, whether resident, pinned or just missed."""
         return self.heat.document() if self.heat else NOTHING
+
+
+class _Stage:
+    """The service as a rehearsal sees it: its requests pass before the daemon is ready."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @property
+    def actions(self) -> Actions:
+        return self._service.actions
+
+    @property
+    def steers(self) -> bool:
+        return self._service.steering is not None
+
+    def prompt_of(self, text: str) -> tuple[int, ...]:
+        """As a chat's only message, where the model has a template for that."""
+        service = self._service
+        model = service.model
+        if model is not None and model.chat_template:
+            text = service.apply_template([{"role": "user", "content": text}])
+        special = not (model and model.bos and text.startswith(model.bos))
+        return tuple(service.tokenize(text, add_special=special, parse_special=True))
+
+    def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        return self._service._generate(request, rehearsal=True)
+
+    def warm(self, order: WarmOrder) -> AsyncGenerator[dict[str, Any], None]:
+        return self._service.warm(order)

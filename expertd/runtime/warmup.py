@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from expertd.cache.decision import Decision
+from expertd.cache.expert_cache import ExpertCache
 from expertd.pages import residency
 from expertd.pages.warming import Skip, WarmPlan, WarmProgress, warm_steps
 from expertd.pages.worker import Ticket
@@ -96,6 +98,7 @@ class WarmUp:
         self.progress = WarmProgress(target)
         self._began = time.monotonic()
         self._admitted: list[int] = []
+        self._others: list[int] = []
 
     @property
     def target_bytes(self) -> int:
@@ -122,6 +125,7 @@ class WarmUp:
             self.phase = "dense"
             yield from self._read_dense()
         self.phase = "experts"
+        self._others = self._outsiders()
         for batch in _batches(self.experts, self.steering.layout.expert_sizes):
             yield from self._read_batch(batch)
         self.read_seconds = time.monotonic() - began
@@ -135,20 +139,40 @@ class WarmUp:
         yield from warm_steps(pager, WarmPlan(layout.dense, (), layout.dense_nbytes, ()), self.progress)
 
     def _read_batch(self, batch: list[int]) -> Iterator[None]:
-        """Number 2. What the cache would rather keep stays, and is not read over."""
+        """Number 2. What is resident by the cache's account is looked at, too: the kernel may have taken of it."""
         steering, sizes = self.steering, self.steering.layout.expert_sizes
-        decision = steering.act(lambda cache: cache.admit(batch), fetch=False)
+        steering.act(lambda cache: self._take_in(cache, batch), fetch=False)
         states = steering.read(lambda cache: [cache.is_resident(e) for e in batch])
-        refused = [e for e, there in zip(batch, states, strict=True) if not there]
+        there = [e for e, resident in zip(batch, states, strict=True) if resident]
+        refused = sum(sizes[e] for e, resident in zip(batch, states, strict=True) if not resident)
         if refused:
-            nbytes = sum(sizes[e] for e in refused)
-            self.progress.skipped.append(Skip(f"{len(refused)} experts", nbytes, "what is resident is hotter"))
-        self._admitted += [e for e, there in zip(batch, states, strict=True) if there]
-        read = set(decision.fetch)
-        self.progress.done_bytes += sum(sizes[e] for e in batch if e not in read)
+            what = f"{len(batch) - len(there)} experts"
+            self.progress.skipped.append(Skip(what, refused, "the budget shrank, or is full of pins"))
+            self.progress.done_bytes += refused
+        self._admitted += there
         # Evictions go before the next step, so that the page cache does not hold both.
         yield
-        yield from warm_steps(steering.pager, WarmPlan((), tuple(decision.fetch), 0, ()), self.progress)
+        yield from warm_steps(steering.pager, WarmPlan((), tuple(there), 0, ()), self.progress)
+
+    def _take_in(self, cache: ExpertCache, batch: list[int]) -> Decision:
+        """Admits a batch in the place of experts that are not of the order, the coldest of them first."""
+        sizes = cache.sizes
+        need = sum(sizes[e] for e in batch if not cache.is_resident(e)) - (cache.budget_bytes - cache.resident_bytes)
+        out: list[int] = []
+        while need > 0 and self._others:
+            expert = self._others.pop()
+            if cache.is_resident(expert) and not cache.is_pinned(expert):
+                out.append(expert)
+                need -= sizes[expert]
+        gone = cache.evict(out)
+        decision = cache.admit(batch)
+        decision.evict = [*gone, *decision.evict]
+        return decision
+
+    def _outsiders(self) -> list[int]:
+        """Experts that the order does not ask for, the hottest first."""
+        scores, wanted = self.steering.cache.scores(), set(self.experts)
+        return sorted((e for e in range(len(scores)) if e not in wanted), key=lambda e: -scores[e])
 
     def _check(self) -> Iterator[None]:
         """Number 3."""

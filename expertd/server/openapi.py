@@ -21,6 +21,7 @@ _ERRORS = {
     401: "A key is needed",
     403: "Not from here, or not with this key",
     404: "Not here",
+    409: "Not in this state: torn, in use, running already, or nothing is steered",
     408: "The body did not come in time",
     413: "The body is too large",
     429: "The queue is full; see Retry-After",

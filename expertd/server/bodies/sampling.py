@@ -65,7 +65,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     n_predict: Tokens | None = None
     ignore_eos: bool | None = None
     cache_prompt: bool | None = None
-    profile: Annotated[str, Meta(max_length=128)] | None = None
+    expertd_profile: Annotated[str, Meta(max_length=128)] | None = None
+    """The profile that this request teaches; the header X-Expertd-Profile says the same."""
     t_max_predict_ms: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
 
     def token_limit(self, most: int | None) -> int | None:

@@ -182,7 +182,7 @@ def _run(
         ignore_eos=bool(body.ignore_eos),
         render_special=prompt.special,
         cache_prompt=body.cache_prompt is not False,
-        profile=body.profile,
+        profile=body.expertd_profile or request.headers.get("x-expertd-profile") or None,
         time_limit_seconds=body.time_limit(settings.request_seconds),
         request_id=record.request_id,
     )

@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
+from expertd.runtime.profile_file import Document
 from expertd.server import replies
+from expertd.server.bodies.admin import MergeBody, RehearsalBody, RenameBody, SelectionBody, WarmBody
 from expertd.server.bodies.anthropic import MessagesBody
 from expertd.server.bodies.openai import ChatBody, CompletionBody
 from expertd.server.bodies.responses import ResponsesBody
 from expertd.server.bodies.text import DetokenizeBody, TokenizeBody
-from expertd.server.routes import dashboard, generate, probes, series, text, watch
+from expertd.server.routes import admin, dashboard, generate, probes, profiles, series, text, watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Operation:
 
 
 _WORK = (400, 408, 413, 429, 503)
+_ACT = (400, 404, 408, 409, 413, 503)
 OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/v1/chat/completions", generate.chat_completions, "Answer a conversation", ChatBody,
               replies.ChatCompletion, streams=True, errors=_WORK, also=("/chat/completions",)),
@@ -76,6 +79,31 @@ OPERATIONS: tuple[Operation, ...] = (
               reply=dict[str, Any], errors=(400,)),
     Operation("GET", "/expertd/events", watch.events, "Changes as they happen", content="text/event-stream",
               errors=(429,)),
+    Operation("GET", "/expertd/profiles", profiles.listed, "The hot maps of the loaded model", reply=dict[str, Any],
+              errors=(409, 503)),
+    Operation("POST", "/expertd/profiles/merge", profiles.merge, "The sum of several profiles", MergeBody,
+              dict[str, Any], admin=True, errors=_ACT),
+    Operation("POST", "/expertd/profiles/save", profiles.save, "Write what is not on the disk yet",
+              reply=dict[str, Any], admin=True, errors=(409, 503)),
+    Operation("GET", "/expertd/profiles/{name}", profiles.one, "One hot map with its counts", reply=dict[str, Any],
+              errors=(404, 409, 503)),
+    Operation("PUT", "/expertd/profiles/{name}", profiles.put, "Add or replace one", Document, dict[str, Any],
+              admin=True, errors=_ACT),
+    Operation("DELETE", "/expertd/profiles/{name}", profiles.delete, "Delete one", reply=dict[str, Any],
+              admin=True, errors=(404, 409, 503)),
+    Operation("POST", "/expertd/profiles/{name}/rename", profiles.rename, "Rename one", RenameBody, dict[str, Any],
+              admin=True, errors=_ACT),
+    Operation("GET", "/expertd/warm", admin.warmed, "The last warm-up", reply=dict[str, Any], errors=(409, 503)),
+    Operation("POST", "/expertd/warm", admin.warm, "Bring experts in, hottest first", WarmBody, dict[str, Any],
+              streams=True, admin=True, errors=_ACT),
+    Operation("POST", "/expertd/rehearse", admin.rehearse, "Run prompts, learn, warm, and run them again",
+              RehearsalBody, dict[str, Any], streams=True, admin=True, errors=_ACT),
+    Operation("POST", "/expertd/pin", admin.pin, "Lock experts in memory", SelectionBody, dict[str, Any],
+              admin=True, errors=_ACT),
+    Operation("POST", "/expertd/unpin", admin.unpin, "Give pins up; the experts stay", SelectionBody, dict[str, Any],
+              admin=True, errors=_ACT),
+    Operation("POST", "/expertd/evict", admin.evict, "Drop experts from memory", SelectionBody, dict[str, Any],
+              admin=True, errors=_ACT),
     Operation("GET", "/", dashboard.index, "The dashboard", open=True, hidden=True),
     Operation("GET", "/static/{path:path}", dashboard.asset, "The dashboard's files", open=True, hidden=True),
 )  # fmt: skip
