@@ -43,7 +43,8 @@ _LEAST_REQUESTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened in the last `seconds`. Bytes and seconds; `*_before` is the most of the last minutes."""
+    """What happened in the last `seconds`. Bytes and seconds; `*_before` is the most of the last minutes.
+    `prompt_seconds` and `generation_seconds` are parts of `seconds`."""
 
     seconds: float = 10.0
     state: str = "ready"
@@ -82,10 +83,18 @@ class Window:
     swap_grown_nbytes: int = 0
 
     @property
+    def _counted_seconds(self) -> float:
+        return self.prompt_seconds + self.generation_seconds
+
+    @property
+    def in_prompt(self) -> bool:
+        """Whether a prompt is under way that has not been counted yet: prompts count when their request ends."""
+        return self.in_flight > 0 and self._counted_seconds < self.seconds / 2
+
+    @property
     def busy_seconds(self) -> float:
-        """Time the engine worked; all of the window when a step is under way that has not been counted yet."""
-        counted = self.prompt_seconds + self.generation_seconds
-        return max(counted, self.seconds) if self.in_flight and not self.generated_tokens else counted
+        """Time the engine worked."""
+        return max(self._counted_seconds, self.seconds) if self.in_prompt else self._counted_seconds
 
     @property
     def tokens(self) -> int:
@@ -98,10 +107,8 @@ class Window:
 
     @property
     def prompt_share(self) -> float:
-        """Of the working time. A long step without a token is a prompt's."""
-        if self.in_flight and not self.generated_tokens:
-            return 1.0
-        return self.prompt_seconds / self.busy_seconds if self.busy_seconds else 0.0
+        """Of the working time."""
+        return 1 - self.generation_seconds / self.busy_seconds if self.busy_seconds else 0.0
 
     @property
     def io_share(self) -> float:
@@ -276,9 +283,10 @@ def _contention(w: Window) -> tuple[str, str]:
 
 
 def _prompt(w: Window) -> tuple[str, str]:
+    tokens = f"{w.prompt_tokens} tokens" if w.prompt_tokens else "one under way"
     disk = f", {format_size(w.read_nbytes)} read" if w.io_share >= _IO_BINDS else ""
     return (
-        f"Prompt: {w.prompt_share:.0%} of the time goes to prompts ({w.prompt_tokens} tokens{disk}).",
+        f"Prompt: {w.prompt_share:.0%} of the time goes to prompts ({tokens}{disk}).",
         "Shorter prompts, or a prefix that stays the same between turns, is reused; a larger n_ubatch reads less.",
     )
 

@@ -90,6 +90,8 @@ class Watch:
     def _window(self, old: Sample, new: Sample) -> Window:
         a, b = old.daemon, new.daemon
         seconds = new.at - old.at
+        # Between tokens, which is counted as it passes; the prompt's and the answer's own seconds when a request ends.
+        generating = min(seconds, b.requests.inter_token.total - a.requests.inter_token.total)
         read = new.kernel.read_nbytes - old.kernel.read_nbytes
         model = b.model
         return Window(
@@ -100,8 +102,8 @@ class Watch:
             queued=b.requests.queued,
             prompt_tokens=_computed(b) - _computed(a),
             generated_tokens=b.requests.generated_tokens - a.requests.generated_tokens,
-            prompt_seconds=b.requests.prompt_seconds - a.requests.prompt_seconds,
-            generation_seconds=b.requests.generation_seconds - a.requests.generation_seconds,
+            prompt_seconds=min(seconds - generating, b.requests.prompt_seconds - a.requests.prompt_seconds),
+            generation_seconds=generating,
             queue_seconds=b.requests.queue_seconds - a.requests.queue_seconds,
             wait_seconds=b.pager.wait_seconds - a.pager.wait_seconds,
             requests=_decoded(b)[0] - _decoded(a)[0],

@@ -178,7 +178,8 @@ def test_ratios_are_right(tmp_path: Path) -> None:
     inputs = [
         *_HITS,
         series("expertd_generated_tokens_total", "0+60x60"),
-        series("expertd_generation_seconds_total", "0+12x60"),
+        series("expertd_inter_token_seconds_count", "0+60x60"),
+        series("expertd_inter_token_seconds_sum", "0+12x60"),
         series("expertd_disk_read_bytes_total", "0+6000x60"),
         series("expertd_page_faults_total", "0+30x60", kind="major"),
     ]

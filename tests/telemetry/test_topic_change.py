@@ -7,7 +7,7 @@ import random
 
 from expertd.cache.expert_cache import ExpertCache
 from expertd.telemetry.readings import Readings
-from expertd.telemetry.snapshot import CacheFacts, ModelFacts, RequestFacts, Snapshot
+from expertd.telemetry.snapshot import CacheFacts, HistogramData, ModelFacts, RequestFacts, Snapshot
 from expertd.telemetry.watch import TICK_SECONDS, Watch
 from expertd.types import Phase
 
@@ -43,7 +43,9 @@ class Machine:
                 capacity_nbytes=self.budget,
                 resident_nbytes=self.cache.resident_bytes,
             ),
-            requests=RequestFacts(generated_tokens=self.tokens, generation_seconds=self.tokens / TOKENS_PER_SECOND),
+            requests=RequestFacts(
+                generated_tokens=self.tokens, inter_token=HistogramData(total=self.tokens / TOKENS_PER_SECOND)
+            ),
         )
 
     def speak(self, topic: int, seconds: float) -> list[str]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertd.telemetry.readings import Readings
-from expertd.telemetry.snapshot import CacheFacts, ModelFacts, PagerFacts, RequestFacts, Snapshot
+from expertd.telemetry.snapshot import CacheFacts, HistogramData, ModelFacts, PagerFacts, RequestFacts, Snapshot
 from expertd.telemetry.verdict import CAUSES, Window, decide
 from expertd.telemetry.watch import TICK_SECONDS, Watch, measure_disk
 
@@ -215,7 +215,7 @@ class Daemon:
                 resident_nbytes=self.resident,
             ),
             pager=PagerFacts(),
-            requests=RequestFacts(generated_tokens=self.tokens, generation_seconds=self.seconds),
+            requests=RequestFacts(generated_tokens=self.tokens, inter_token=HistogramData(total=self.seconds)),
         )
 
     def kernel(self) -> Readings:
