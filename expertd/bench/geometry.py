@@ -74,7 +74,7 @@ def from_file(path: Path) -> Geometry:
     except (ValueError, UnicodeDecodeError) as e:
         raise UsageError(f"{path} is neither JSON nor TOML: {e}", hint="give a table of numbers") from e
     if not isinstance(table, dict):
-        raise UsageError(f"{path} holds no table", hint="give the fields by name, as in docs/benchmarks.md")
+        raise UsageError(f"{path} holds no table", hint="give fields by name: arch, layers, experts ...")
     return from_table(table, str(path), Path(path).stem)
 
 
