@@ -32,6 +32,7 @@ _LOOK_SECONDS = 1.0
 
 @click.command("warm")
 @click.argument("model", type=click.Path(path_type=Path))
+@click.option("--profile", metavar="NAME", help="The experts of a saved hot map, hottest first.")
 @click.option("--dense", "only_dense", is_flag=True, help="Only the weights that every token uses.")
 @click.option("--all", "everything", is_flag=True, help="All experts, whatever memory there is.")
 @click.option("--budget", default="auto", show_default=True, metavar="SIZE", help="Bytes of experts at most, or auto.")
@@ -40,18 +41,22 @@ _LOOK_SECONDS = 1.0
 @click.option("--drop", is_flag=True, help="Drop the model from the page cache instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    model: Path, only_dense: bool, everything: bool, budget: str, pin: bool, hold: bool, drop: bool, as_json: bool
-) -> int:
+    model: Path, profile: str | None, only_dense: bool, everything: bool, budget: str, pin: bool, hold: bool,
+    drop: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Bring MODEL into the page cache: dense weights first, then experts up to the budget.
 
     Works on any shard of a split model. What is there already is not read again, so that an interrupted run goes on
     where it ended. Exits 1 when what was asked for is not resident afterwards.
     """
-    _check(only_dense, everything, budget, drop and (pin or hold or only_dense or everything))
+    _check(only_dense, everything, profile, budget)
+    if drop and (pin or hold or only_dense or everything or profile):
+        raise UsageError("--drop takes no other option", hint="run it alone")
     from expertd.model.expertmap import build_map
     from expertd.model.gguf import read_model
     from expertd.pages.mapping import MappedFiles
     from expertd.pages.pager import Pager
+    from expertd.pages.warming import plan_warm
 
     layout = build_map(read_model(model)).layout()
     with MappedFiles.map(layout.files) as mapping:
@@ -59,36 +64,40 @@ def command(
         try:
             if drop:
                 return _drop(pager, as_json)
-            return _warm(pager, _plan(layout, only_dense, everything, budget), pin or hold, hold, as_json)
+            hottest = () if only_dense else _hottest(profile, model) if profile is not None else None
+            plan = plan_warm(layout, experts=hottest, budget_bytes=_budget(layout, only_dense or everything, budget))
+            return _warm(pager, plan, pin or hold, hold, as_json)
         finally:
             pager.close()
 
 
-def _check(only_dense: bool, everything: bool, budget: str, drop_with_more: bool) -> None:
-    if only_dense and everything:
-        raise UsageError("--dense and --all exclude each other", hint="give one of them")
+def _check(only_dense: bool, everything: bool, profile: str | None, budget: str) -> None:
+    if only_dense + everything + (profile is not None) > 1:
+        raise UsageError("--dense, --all and --profile exclude each other", hint="give one of them")
     if budget != "auto":
         if only_dense or everything:
             raise UsageError("a budget bounds experts; it goes with neither --dense nor --all", hint="leave one out")
         parse_size(budget)
-    if drop_with_more:
-        raise UsageError("--drop takes no other option", hint="run it alone")
 
 
-def _plan(layout: ExpertLayout, only_dense: bool, everything: bool, budget: str) -> WarmPlan:
+def _hottest(profile: str, model: Path) -> list[int]:
+    """Experts of a profile, of the running daemon where there is one, else of the state directory."""
+    from expertd.cli.profile_store import Where, open_store
+
+    return open_store(Where(None, None, None, model)).get(profile).hottest()
+
+
+def _budget(layout: ExpertLayout, unbounded: bool, budget: str) -> int | None:
+    """Bytes of experts; None for no bound. `auto` is what can be used now, less dense weights and a reserve."""
     from expertd.pages import memory
     from expertd.pages.budget import reserve_for
-    from expertd.pages.warming import plan_warm
 
-    if only_dense:
-        return plan_warm(layout, experts=())
-    if everything:
-        return plan_warm(layout)
+    if unbounded:
+        return None
     if budget != "auto":
-        return plan_warm(layout, budget_bytes=parse_size(budget))
+        return parse_size(budget)
     now = memory.snapshot()
-    room = now.usable_bytes - layout.dense_nbytes - reserve_for(now.limit_bytes, 0)
-    return plan_warm(layout, budget_bytes=max(0, room))
+    return max(0, now.usable_bytes - layout.dense_nbytes - reserve_for(now.limit_bytes, 0))
 
 
 def _warm(pager: Pager, plan: WarmPlan, pin: bool, hold: bool, as_json: bool) -> int:

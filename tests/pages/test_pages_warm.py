@@ -20,11 +20,14 @@ import pytest
 
 from expertd.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from expertd.model.expertmap import build_map
+from expertd.model.fingerprint import fingerprint
 from expertd.model.gguf import read_model
 from expertd.pages import libc, residency, warming
 from expertd.pages.mapping import MappedFiles
 from expertd.pages.pager import Pager
 from expertd.pages.warming import WarmProgress, plan_warm, verify, warm_steps
+from expertd.runtime.profile import Profile, Shape
+from expertd.runtime.profile_file import ProfileDirectory
 from expertd.types import ExpertLayout, Extent
 
 pytestmark = pytest.mark.linux65
@@ -123,6 +126,26 @@ def test_a_budget_bounds_the_experts_and_says_what_is_left_out(cold: Path) -> No
     assert skip["bytes"] == layout.expert_nbytes - experts
 
 
+def test_a_profile_is_warmed_hottest_first(cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = read_model(cold)
+    layout = build_map(model).layout()
+    profile = Profile.empty("demo", Shape(fingerprint(model), "demo", layout.n_layers, layout.n_experts, 4))
+    hot = [3, 70, 200, 511]
+    for heat, expert in enumerate(hot, 1):
+        profile.counts[expert] = float(heat)
+    directory = ProfileDirectory(tmp_path, profile.shape.fingerprint)
+    directory.open()
+    directory.write(profile)
+    directory.close()
+    monkeypatch.setenv("EXPERTD_STATE_DIRECTORY", str(tmp_path))
+    report = _warm(str(cold), "--profile", "demo")
+    assert report["target_bytes"] == layout.dense_nbytes + sum(layout.expert_sizes[e] for e in hot)
+    assert report["resident_bytes"] == report["target_bytes"]
+    missing = _expertd("warm", str(cold), "--profile", "none")
+    assert missing.returncode == EXIT_FAILED
+    assert "there is no profile 'none'" in missing.stderr
+
+
 def test_any_shard_of_a_split_model(split: Path) -> None:
     shards = sorted(split.parent.glob("split-*.gguf"))
     _expertd("warm", str(split), "--drop")
@@ -210,6 +233,7 @@ def test_unknown_residency_is_said(model: Path, monkeypatch: pytest.MonkeyPatch)
         (["--budget", "much"], "is not a size"),
         (["--budget", "1MB", "--all"], "a budget bounds experts"),
         (["--drop", "--pin"], "takes no other option"),
+        (["--profile", "demo", "--dense"], "exclude each other"),
     ],
 )
 def test_contradictions_are_one_line(model: Path, arguments: list[str], said: str) -> None:
