@@ -53,6 +53,12 @@ class DaemonClient:
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return self._call("POST", path, body or {})
 
+    def put(self, path: str, body: dict[str, Any]) -> Any:
+        return self._call("PUT", path, body)
+
+    def delete(self, path: str) -> Any:
+        return self._call("DELETE", path, None)
+
     def text(self, path: str) -> str:
         """The answer as text, whatever its status."""
         return self._send("GET", path, None).text
@@ -77,7 +83,10 @@ class DaemonClient:
                     raise _refused(answer)
                 for line in answer.iter_lines():
                     if line.startswith("data: ") and line != "data: [DONE]":
-                        yield json.loads(line[6:])
+                        event = json.loads(line[6:])
+                        if isinstance(event, dict) and isinstance(event.get("error"), dict):
+                            raise RefusedError(f"the daemon says: {event['error'].get('message')}")
+                        yield event
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 

@@ -85,8 +85,8 @@ async def rehearse(stage: Stage, order: RehearsalOrder) -> AsyncGenerator[dict[s
         yield _event("second", n, len(prompts), second[-1])
     missed = [m for n, figures in enumerate(second) for m in _missed(n, figures, order)]  # 4
     yield {
-        "event": "result", "ok": not missed, "profile": order.profile, "first": [asdict(f) for f in first],
-        "second": [asdict(f) for f in second], "missed": missed, "warmed": warmed,
+        "event": "result", "ok": not missed, "profile": order.profile, "targets": _targets(order),
+        "first": [asdict(f) for f in first], "second": [asdict(f) for f in second], "missed": missed, "warmed": warmed,
         "advice": list(_advice(second, order, stage, warmed)) if missed else [],
     }  # fmt: skip
 
@@ -106,6 +106,11 @@ def _checked(order: RehearsalOrder, stage: Stage) -> Sequence[str]:
                 )
             profiles.clear(order.profile, "rehearsal")
     return order.prompts
+
+
+def _targets(order: RehearsalOrder) -> dict[str, float]:
+    wanted = {"tokens_per_second": order.target_tps, "ttft_seconds": order.target_ttft_seconds}
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _event(name: str, n: int, total: int, figures: Figures) -> dict[str, Any]:
