@@ -69,6 +69,9 @@ class Context:
         params.type_k = params.type_v = KV_TYPES[s.kv_type]
         params.flash_attn_type = FLASH_ATTENTION[s.flash_attention]
         params.swa_full = False
+        # Only the last token of a batch is sampled from. Room for the logits of all would be 300 MB for a vocabulary of
+        # 150,000 and a micro-batch of 512.
+        params.n_outputs_max = 1
         abort = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
         params.abort_callback = ctypes.cast(abort, L.ggml_abort_callback)
         params.abort_callback_data = ctypes.cast(self._abort_flag, ctypes.c_void_p)

@@ -28,6 +28,8 @@ def load(threads: int = 0, env: MutableMapping[str, str] = os.environ) -> bool:
     Whether they are bound: not where the user has settled it, nor where llama_cpp was loaded before.
     """
     cores = os.sched_getaffinity(0)
+    # numpy's matmuls here are small; its own threads would meet llama.cpp's on the same cores.
+    env.setdefault("OPENBLAS_NUM_THREADS", "1")
     bind = "llama_cpp" not in sys.modules and not any(name in env for name in _SET_BY_USER)
     bind = bind and (not threads or threads >= physical_cores())
     if bind:

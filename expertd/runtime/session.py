@@ -36,6 +36,7 @@ from expertd.pages.mapping import MappedFiles
 from expertd.pages.pager import Pager
 from expertd.pages.residency import resident_experts
 from expertd.pages.worker import PagerWorker
+from expertd.runtime.ahead import Ahead
 from expertd.runtime.choice import Choice, choose
 from expertd.runtime.settings import RuntimeSettings
 from expertd.runtime.stats import Stats
@@ -93,6 +94,8 @@ class Session:
         self.dense_locked_nbytes = 0
         self.fixed_budget_bytes: int | None = None
         self.pin_budget_bytes = 0
+        self.pins_are_auto = True
+        """Whether nobody said how much may be pinned."""
         self.notes: list[str] = [choice.why, *model.notes]
 
     def close(self) -> None:
@@ -140,6 +143,8 @@ def open_session(
             mapping = MappedFiles.adopt(layout.files)
             steering = _make_steering(settings, layout, mapping, stats)
             tap.routed, tap.want = steering.routed, steering.want
+            ahead = Ahead(steering)
+            tap.after = ahead.after
         session = Session(
             _info(settings, experts, model, context, fingerprint(gguf)), choice, model, context, tap, steering,
             mapping, engine.prompt_cache_nbytes,
@@ -152,6 +157,7 @@ def open_session(
     if steering is not None and layout is not None:
         session.fixed_budget_bytes = wanted_budget(settings, layout)
         session.pin_budget_bytes = pin_budget(settings, layout)
+        session.pins_are_auto = settings.pin_budget is None and settings.pin_budget_share is None
         steering.worker.start()
         steering.pager.calibrate()
         learnt(session)

@@ -57,13 +57,17 @@ class Steering:
         self.recency = Recency(layout.n_layers * layout.n_experts)
         self._stats = stats
         self._lock = threading.Lock()
-        self._next_layer = {m.layer: n.layer for m, n in zip(layout.layers, layout.layers[1:], strict=False)}
+        self.next_layer = {m.layer: n.layer for m, n in zip(layout.layers, layout.layers[1:], strict=False)}
         self._first_layer = layout.layers[0].layer
         self._whole = [False] * layout.n_layers
         self._token = 0
         self._last_eviction = 0
         self._sampling = False
         self._strays: list[int] = []
+
+    def absent(self, expert: int) -> bool:
+        """Whether an expert is not resident; for the engine thread, without the lock (one byte is read)."""
+        return not self.cache.is_resident(expert)
 
     def leave_strays(self, experts: Iterable[int]) -> None:
         """Experts that are in the page cache without being admitted (found at the start, beyond the budget). One of
@@ -136,7 +140,7 @@ class Steering:
 
     def _read_ahead(self, layer: int, decision: Decision) -> None:
         """Case 3."""
-        upcoming = self._next_layer.get(layer)
+        upcoming = self.next_layer.get(layer)
         if upcoming is None:
             return
         here = self.layout.by_layer[layer]
