@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,22 @@ QUESTIONS = [
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 WORKERS = 6
+Process = subprocess.Popen[bytes]
+
+
+STEERED = ["--steering", "on", "--budget", "50%", "--threads", "1", "--set", "engine.threads_batch=1"]
 
 
 @contextlib.contextmanager
-def daemon(directory: Path, model: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def daemon(
+    directory: Path, model: Path, flags: Sequence[str] = STEERED
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A serving daemon and its URL."""
     socket = directory / "admin.sock"
     command = [
-        sys.executable, "-m", "expertd", "serve", "--model", str(model), "--steering", "on", "--budget", "50%",
-        "--ctx", "512", "--port", "0", "--socket", str(socket), "--set", f"state.directory={directory}",
-        "--threads", "1", "--set", "engine.threads_batch=1", "--set", "server.max_queue=8",
-        "--set", "engine.prompt_cache=8MiB",
+        sys.executable, "-m", "expertd", "serve", "--model", str(model), "--ctx", "512", "--port", "0",
+        "--socket", str(socket), "--set", f"state.directory={directory}", "--set", "server.max_queue=8",
+        "--set", "engine.prompt_cache=8MiB", *flags,
     ]  # fmt: skip
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -94,8 +99,8 @@ async def exchange(http: httpx.AsyncClient, dice: random.Random) -> str:
     """One exchange; how it ended: a status, or dropped."""
     path, body = one_request(dice)
     method = "POST" if path.startswith("/v1") or path == "/tokenize" else "GET"
-    patience = dice.choice([None, None, 0.005, 0.02, 0.08])
-    lines = dice.choice([None, None, 1, 3, 6])
+    patience = dice.choice([None, None, None, None, None, 0.005, 0.02, 0.08])
+    lines = dice.choice([None, None, None, 1, 3, 6])
     try:
         async with asyncio.timeout(patience), http.stream(method, path, json=body) as answer:
             n = 0
@@ -143,32 +148,38 @@ def settled(url: str) -> dict[str, float]:
         return {row[0]: float(row[-1]) for row in rows}
 
 
+def errors_in(log: Path) -> list[str]:
+    """Errors with what follows them in the log, less llama.cpp's own words for a cancelled graph."""
+    lines, found = log.read_text().splitlines(), []
+    for i, line in enumerate(lines):
+        if " ERROR " in line and " llama: " not in line:
+            found += [line, *(x for x in lines[i + 1 : i + 60] if x.startswith("  "))]
+    return found
+
+
 def soak(model: Path, n: int, seed: int = 1) -> dict[str, Any]:
-    """Warms up with a tenth, then `n` exchanges; what was found."""
+    """Warms up with a fifth, then `n` exchanges in four parts; what was found."""
     with tempfile.TemporaryDirectory() as directory, daemon(Path(directory), model) as (process, url):
-        asyncio.run(storm(url, max(60, n // 10), seed))
+        asyncio.run(storm(url, max(60, n // 5), seed))
         settled(url)
-        before, began = footprint(process.pid), time.monotonic()
-        ends = asyncio.run(storm(url, n, seed + 1))
+        began, ends, footprints = time.monotonic(), Counter[str](), [footprint(process.pid)]
+        for part in range(4):
+            ends += asyncio.run(storm(url, n // 4, seed + 1 + part))
+            metrics = settled(url)
+            footprints.append(footprint(process.pid))
         seconds = time.monotonic() - began
-        metrics = settled(url)
-        time.sleep(0.5)
-        after = footprint(process.pid)
         hits, misses = (metrics[f'expertd_cache_requests_total{{result="{r}"}}'] for r in ("hit", "miss"))
         layers = sum(v for k, v in metrics.items() if k.startswith("expertd_cache_layer_requests_total"))
         return {
             "requests": sum(ends.values()),
             "seconds": round(seconds, 1),
             "ends": dict(sorted(ends.items())),
-            "before": before,
-            "after": after,
+            "footprints": footprints,
             "in_flight": metrics["expertd_requests_in_flight"],
             "queued": metrics["expertd_requests_queued"],
             "expert_requests": hits + misses,
             "expert_requests_by_layer": layers,
-            "log_errors": [
-                x for x in (Path(directory) / "log").read_text().splitlines() if " ERROR " in x and " llama: " not in x
-            ][:5],
+            "log_errors": errors_in(Path(directory) / "log"),
         }
 
 

@@ -12,7 +12,7 @@ from tests.server.soak import soak
 @pytest.mark.slow
 def test_nothing_grows_and_nothing_is_left(demo_model: Path) -> None:
     found = soak(demo_model, 240, seed=3)
-    before, after = found["before"], found["after"]
+    before, *_, after = found["footprints"]
     assert not any(status.startswith("5") and status != "503" for status in found["ends"]), found
     assert found["log_errors"] == []
     assert found["ends"]["dropped"] > 20
