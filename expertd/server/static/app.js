@@ -93,7 +93,7 @@ class Dashboard {
     this.#show(now, restarted);
     const cells = await this.#cells(now);
     if (this.tables) await fillTables(this.api, this.map, this.charts);
-    await this.#profiles();
+    await this.#profiles(now);
     return cells || now.state !== "ready" || now.slots.some((slot) => slot.is_processing);
   }
 
@@ -138,15 +138,14 @@ class Dashboard {
     return true;
   }
 
-  async #profiles() {
-    const now = performance.now();
-    if (now - this.profilesAt < PROFILES_MS) return;
-    this.profilesAt = now;
+  /** A daemon that steers nothing keeps none, and says so by an error. */
+  async #profiles(now) {
+    if (now.state !== "ready" || !now.cache.steering || performance.now() - this.profilesAt < PROFILES_MS) return;
+    this.profilesAt = performance.now();
     try {
       showProfiles(await this.api.json("expertd/profiles"));
     } catch (error) {
-      if (!(error instanceof Missing)) throw error;
-      this.profilesAt = Infinity;
+      if (!(error instanceof Missing || error instanceof Away)) throw error;
       showProfiles(null);
     }
   }
