@@ -133,15 +133,18 @@ class Sampler:
         reclaimed = memory.reclaim(self._root, self._levels)
         stall = now.pressure.some_seconds if now.pressure is not None else 0.0
         first = self.last is None
+        refaulted = 0 if first else max(0, reclaimed.refault_bytes - self._before.refault_bytes)
+        # Tasks in other cgroups stall at their own limits; that is none of our concern as long as nothing of ours went.
+        ours = now.pressure is not None and (refaulted > 0 or not now.pressure.machine)
         taken = Sample(
             seconds=at - self._at,
             limit_bytes=now.limit_bytes,
             available_bytes=now.usable_bytes,
             pinned_bytes=pinned_bytes,
             dense_unlocked_bytes=dense_unlocked_bytes,
-            refault_bytes=0 if first else max(0, reclaimed.refault_bytes - self._before.refault_bytes),
+            refault_bytes=refaulted,
             swapped_out_bytes=0 if first else max(0, reclaimed.swapped_out_bytes - self._before.swapped_out_bytes),
-            stall_seconds=0.0 if first else max(0.0, stall - self._stall),
+            stall_seconds=max(0.0, stall - self._stall) if ours and not first else 0.0,
         )
         self.last, self._before, self._stall, self._at = now, reclaimed, stall, at
         return taken

@@ -47,12 +47,16 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """PSI of memory: seconds in which some or all tasks stalled, since boot, and the 10 s average in percent."""
+    """PSI of memory: seconds in which some or all tasks stalled, since boot, and the 10 s average in percent.
+
+    `machine`: of the whole machine, where tasks may stall because of limits that are not ours; else of the tightest
+    cgroup or the process's own."""
 
     some_seconds: float
     full_seconds: float
     some_avg10: float
     full_avg10: float
+    machine: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ def snapshot(root: Path = ROOT, levels: Sequence[Level] | None = None) -> Memory
     info = table(root / "proc/meminfo", 1024)
     total = info.get("MemTotal", 0)
     free = info.get("MemFree", 0)
-    cgroup = tightest_cgroup(cgroup_levels(root) if levels is None else levels, total)
+    levels = cgroup_levels(root) if levels is None else levels
+    cgroup = tightest_cgroup(levels, total)
     return MemorySnapshot(
         total_bytes=total,
         free_bytes=free,
@@ -104,7 +109,7 @@ def snapshot(root: Path = ROOT, levels: Sequence[Level] | None = None) -> Memory
         swap_used_bytes=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
         zram="/zram" in _text(root / "proc/swaps"),
         cgroup=cgroup,
-        pressure=_pressure(root, cgroup),
+        pressure=_pressure(root, [cgroup.path] if cgroup is not None else [level.path for level in levels[:1]]),
     )
 
 
@@ -198,11 +203,10 @@ def _read_level(level: Level, total_bytes: int) -> Cgroup | None:
     )
 
 
-def _pressure(root: Path, cgroup: Cgroup | None) -> Pressure | None:
-    """The cgroup's own where it has one (v2), else the machine's."""
-    text = _text(cgroup.path / "memory.pressure") if cgroup is not None else ""
-    if not text:
-        text = _text(root / "proc/pressure/memory")
+def _pressure(root: Path, cgroups: Sequence[Path]) -> Pressure | None:
+    """Of the first cgroup that has its own (v2), else the machine's."""
+    own = next(filter(None, (_text(path / "memory.pressure") for path in cgroups)), "")
+    text = own or _text(root / "proc/pressure/memory")
     rows: dict[str, dict[str, float]] = {}
     for line in filter(str.strip, text.splitlines()):
         kind, *pairs = line.split()
@@ -213,7 +217,9 @@ def _pressure(root: Path, cgroup: Cgroup | None) -> Pressure | None:
     if "some" not in rows:
         return None
     some, full = rows["some"], rows.get("full", {})
-    return Pressure(some.get("total", 0) / 1e6, full.get("total", 0) / 1e6, some.get("avg10", 0), full.get("avg10", 0))
+    return Pressure(
+        some.get("total", 0) / 1e6, full.get("total", 0) / 1e6, some.get("avg10", 0), full.get("avg10", 0), not own
+    )
 
 
 def _text(path: Path) -> str:

@@ -162,3 +162,7 @@ def test_a_sampler_reports_what_happened_between_two_looks(tmp_path: Path) -> No
     assert (second.seconds, second.available_bytes, second.limit_bytes) == (0.5, 1 << 19, 2 << 20)
     assert second.refault_bytes == 4 * 4096
     assert second.stall_seconds == 0.25
+    write(512, 9, 900_100)
+    third = sampler.sample(0, 0)
+    assert third.refault_bytes == 0
+    assert third.stall_seconds == 0.0, "others stall at limits of their own"

@@ -134,11 +134,16 @@ def test_pressure_is_the_cgroups_own_where_it_has_one(v2: Tree) -> None:
     line = "some avg10={0} avg60=0.00 avg300=0.00 total={1}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
     v2.write("proc/pressure/memory", line.format("1.50", 2_000_000))
     now = memory.snapshot(v2.root)
-    assert now.pressure == memory.Pressure(2.0, 0.0, 1.5, 0.0)
+    assert now.pressure == memory.Pressure(2.0, 0.0, 1.5, 0.0, True)
     v2.cgroup("/system.slice/expertd.service", max=2 * GIB, current=0, pressure=line.format("9.00", 5_000_000))
     now = memory.snapshot(v2.root)
     assert now.pressure is not None
-    assert now.pressure.some_seconds == 5.0
+    assert (now.pressure.some_seconds, now.pressure.machine) == (5.0, False)
+    v2.cgroup("/system.slice/expertd.service", max="max")
+    now = memory.snapshot(v2.root)
+    assert now.cgroup is None
+    assert now.pressure is not None
+    assert (now.pressure.some_seconds, now.pressure.machine) == (5.0, False)
 
 
 def test_refaults_are_the_cgroups_own_or_the_machines(v2: Tree) -> None:
