@@ -266,13 +266,6 @@ _PAGES = (
         "kind",
         _stalls,
     ),
-    Metric(
-        "expertd_cpu_stall_seconds_total",
-        "counter",
-        "Time in which some task of the machine waited for a processor (PSI).",
-        (),
-        lambda s: [] if s.kernel.cpu_stall_seconds is None else [((), s.kernel.cpu_stall_seconds)],
-    ),
     _gauge(
         "expertd_memory_available_bytes",
         "Memory free or reclaimable now, where it is scarcest: the machine or the tightest cgroup.",

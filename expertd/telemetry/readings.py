@@ -6,7 +6,6 @@ knows of itself is in `snapshot`.
 
 from __future__ import annotations
 
-import re
 import resource
 from dataclasses import dataclass
 from functools import cache
@@ -26,8 +25,10 @@ class Readings:
     locked_nbytes: int = 0
     stall_some_seconds: float | None = None
     stall_full_seconds: float | None = None
-    cpu_stall_seconds: float | None = None
-    """Time in which some task of the machine waited for a processor."""
+    cpu_seconds: float = 0.0
+    cpu_wait_seconds: float | None = None
+    """Time that threads of this process ran, and time that they could have run and waited for a processor. None where
+    the kernel does not account for it."""
     available_nbytes: int = 0
     limit_nbytes: int = 0
     swap_used_nbytes: int = 0
@@ -48,7 +49,8 @@ def take(proc_io: Path = Path("/proc/self/io")) -> Readings:
         locked_nbytes=locks.locked_by_kernel(),
         stall_some_seconds=pressure.some_seconds if pressure else None,
         stall_full_seconds=pressure.full_seconds if pressure else None,
-        cpu_stall_seconds=_cpu_stall_seconds(Path("/proc/pressure/cpu")),
+        cpu_seconds=usage.ru_utime + usage.ru_stime,
+        cpu_wait_seconds=_cpu_wait_seconds(Path("/proc/self/task")),
         available_nbytes=machine.usable_bytes,
         limit_nbytes=machine.limit_bytes,
         swap_used_nbytes=machine.swap_used_bytes,
@@ -73,9 +75,13 @@ def _read_nbytes(path: Path) -> int:
     return 0
 
 
-def _cpu_stall_seconds(path: Path) -> float | None:
-    try:
-        found = re.search(r"^some .*total=(\d+)", path.read_text())
-    except OSError:
-        return None
-    return int(found[1]) / 1e6 if found else None
+def _cpu_wait_seconds(tasks: Path) -> float | None:
+    """The sum over the threads that live now of the second number of schedstat: nanoseconds ready and not running."""
+    total, known = 0, False
+    for task in tasks.iterdir():
+        try:
+            total += int((task / "schedstat").read_text().split()[1])
+            known = True
+        except (OSError, IndexError, ValueError):
+            continue
+    return total / 1e9 if known else None

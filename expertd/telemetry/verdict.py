@@ -5,7 +5,7 @@ The decision (`decide`), the first that holds:
 2. idle: nobody asks.
 3. I/O does not bind (less than 40 % of the working time goes to the disk):
    3a. queue: requests wait longer than they are worked for;
-   3b. contention: tasks wait for a processor more than half of the time;
+   3b. contention: our threads wait for a processor for more than a third of the time that they could run;
    3c. prompt: most of the time computes prompts;
    3d. compute.
 4. I/O binds:
@@ -33,7 +33,7 @@ CAUSES = (
 _IO_BINDS = 0.4
 _MOSTLY = 0.6
 # Some waiting is usual: the event loop and the pager run beside as many engine threads as there are cores.
-_CONTENDED = 0.5
+_CONTENDED = 1 / 3
 _LARGE_READ_AHEAD_KB = 1024
 _SLOW_DISK = 400e6
 # Order of a fault's wait on an NVMe disk; a slower disk shows in the other two estimates.
@@ -79,7 +79,9 @@ class Window:
     expert_nbytes: int = 0
     model_nbytes: int = 0
     stall_seconds: float | None = None
-    cpu_stall_seconds: float | None = None
+    cpu_seconds: float = 0.0
+    cpu_wait_seconds: float = 0.0
+    """Time that our threads ran, and that they could have run and waited for a processor."""
     swap_grown_nbytes: int = 0
 
     @property
@@ -119,6 +121,11 @@ class Window:
         if self.disk_rate:
             seconds.append(self.read_nbytes / self.disk_rate)
         return min(1.0, max(seconds) / self.busy_seconds)
+
+    @property
+    def cpu_wait_share(self) -> float:
+        """Of the time that our threads could run, that in which other tasks had the processor."""
+        return self.cpu_wait_seconds / max(1e-9, self.cpu_seconds + self.cpu_wait_seconds)
 
     @property
     def read_per_token(self) -> float:
@@ -182,7 +189,7 @@ def _starting(w: Window) -> Verdict:
 def _work_cause(w: Window) -> str:
     if w.queued and w.queue_seconds > w.busy_seconds:
         return "queue"  # 3a
-    if w.cpu_stall_seconds is not None and w.cpu_stall_seconds > _CONTENDED * w.seconds:
+    if w.cpu_wait_share > _CONTENDED:
         return "contention"  # 3b
     return "prompt" if w.prompt_share > _MOSTLY else "compute"  # 3c, 3d
 
@@ -274,10 +281,8 @@ def _queue(w: Window) -> tuple[str, str]:
 
 
 def _contention(w: Window) -> tuple[str, str]:
-    share = (w.cpu_stall_seconds or 0.0) / w.seconds
     return (
-        f"Contention: tasks wait for a processor {min(1.0, share):.0%} of the time, and the engine's threads for each "
-        "other.",
+        f"Contention: the daemon's threads wait for a processor for {w.cpu_wait_share:.0%} of the time they could run.",
         "End other work on this machine, or set engine.threads below the number of cores that are free.",
     )
 

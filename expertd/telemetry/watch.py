@@ -125,7 +125,8 @@ class Watch:
             expert_nbytes=model.expert_nbytes if model else 0,
             model_nbytes=model.expert_nbytes + model.dense_nbytes if model else 0,
             stall_seconds=_since(old.kernel.stall_some_seconds, new.kernel.stall_some_seconds),
-            cpu_stall_seconds=_since(old.kernel.cpu_stall_seconds, new.kernel.cpu_stall_seconds),
+            cpu_seconds=new.kernel.cpu_seconds - old.kernel.cpu_seconds,
+            cpu_wait_seconds=max(0.0, _since(old.kernel.cpu_wait_seconds, new.kernel.cpu_wait_seconds) or 0.0),
             swap_grown_nbytes=new.kernel.swap_used_nbytes - old.kernel.swap_used_nbytes,
         )
 

@@ -67,8 +67,9 @@ PLAIN = Window(
         (replace(STEADY, prompt_seconds=8.0, generation_seconds=1.8, prompt_tokens=800), "prompt", False),
         (replace(STEADY, queued=3, queue_seconds=30.0), "queue", False),
         (replace(STEADY, queued=3, queue_seconds=3.0), "compute", False),
-        (replace(STEADY, cpu_stall_seconds=7.0), "contention", False),
-        (replace(BOUND, cpu_stall_seconds=7.0), "memory", False),
+        (replace(STEADY, cpu_seconds=10.0, cpu_wait_seconds=7.0), "contention", False),
+        (replace(STEADY, cpu_seconds=10.0, cpu_wait_seconds=3.0), "compute", False),
+        (replace(BOUND, cpu_seconds=10.0, cpu_wait_seconds=7.0), "memory", False),
         (BOUND, "memory", False),
         (replace(BOUND, read_ahead_kb=8192, read_nbytes=41 * 10**9, major_faults=400), "read_ahead", True),
         (replace(BOUND, read_ahead_kb=8192), "memory", False),
@@ -149,7 +150,8 @@ windows = st.builds(
     expert_nbytes=_counts,
     model_nbytes=_counts,
     stall_seconds=st.none() | _times,
-    cpu_stall_seconds=st.none() | _times,
+    cpu_seconds=_times,
+    cpu_wait_seconds=_times,
     swap_grown_nbytes=st.integers(-(1 << 40), 1 << 40),
 )
 
