@@ -1,7 +1,8 @@
-"""`expertd warm`: bring a model's weights into the page cache without a daemon and without llama.cpp.
+"""`expertd warm`: bring a model's weights into the page cache, without a daemon and without llama.cpp.
 
-For whoever runs llama-server, ollama or anything else that maps the same file: the page cache is shared. What is read
-and in which order lives in `pages.warming`; this file parses, shows and prints.
+For whoever runs llama-server, ollama or anything else that maps the same file: the page cache is shared. Where a daemon
+serves the model it is asked instead (`cli.warm_daemon`). What is read and in which order lives in `pages.warming`; this
+file parses, shows and prints.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from expertd.cli.client import daemon_options
+from expertd.cli.warm_daemon import Wish, through_daemon
 from expertd.errors import EXIT_FAILED, EXIT_OK, UsageError
 from expertd.units import format_seconds, format_size, parse_size
 
@@ -31,7 +34,7 @@ _LOOK_SECONDS = 1.0
 
 
 @click.command("warm")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option("--profile", metavar="NAME", help="The experts of a saved hot map, hottest first.")
 @click.option("--dense", "only_dense", is_flag=True, help="Only the weights that every token uses.")
 @click.option("--all", "everything", is_flag=True, help="All experts, whatever memory there is.")
@@ -39,12 +42,15 @@ _LOOK_SECONDS = 1.0
 @click.option("--pin", is_flag=True, help="Lock what the limit on locked memory allows, while this process lives.")
 @click.option("--hold", is_flag=True, help="Stay and keep the pins until interrupted. Implies --pin.")
 @click.option("--drop", is_flag=True, help="Drop the model from the page cache instead.")
+@click.option("--local", is_flag=True, help="Ask no daemon, even where one serves the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@daemon_options
 def command(
-    model: Path, profile: str | None, only_dense: bool, everything: bool, budget: str, pin: bool, hold: bool,
-    drop: bool, as_json: bool,
+    model: Path | None, profile: str | None, only_dense: bool, everything: bool, budget: str, pin: bool, hold: bool,
+    drop: bool, local: bool, as_json: bool, socket: Path | None, url: str | None,
 ) -> int:  # fmt: skip
-    """Bring MODEL into the page cache: dense weights first, then experts up to the budget.
+    """Bring MODEL into the page cache: dense weights first, then experts up to the budget. A running daemon that
+    serves MODEL does it itself, within its budget; without MODEL it is the one that a running daemon serves.
 
     Works on any shard of a split model. What is there already is not read again, so that an interrupted run goes on
     where it ended. Exits 1 when what was asked for is not resident afterwards.
@@ -52,6 +58,13 @@ def command(
     _check(only_dense, everything, profile, budget)
     if drop and (pin or hold or only_dense or everything or profile):
         raise UsageError("--drop takes no other option", hint="run it alone")
+    if not local:
+        level = "dense" if only_dense else "all" if everything or profile is None else "profile"
+        wish = Wish(model, profile, level, budget, pin, hold, drop, as_json)
+        if (code := through_daemon(wish, socket, url)) is not None:
+            return code
+    if model is None:
+        raise UsageError("no model is named", hint="give MODEL, or start a daemon")
     from expertd.model.expertmap import build_map
     from expertd.model.gguf import read_model
     from expertd.pages.mapping import MappedFiles
@@ -107,7 +120,7 @@ def _warm(pager: Pager, plan: WarmPlan, pin: bool, hold: bool, as_json: bool) ->
     progress = WarmProgress(plan.target_bytes)
     started = time.monotonic()
     cancelled = False
-    with _Shown(progress, quiet=as_json) as shown:
+    with Shown(progress, quiet=as_json) as shown:
         try:
             for _ in warm_steps(pager, plan, progress, pin=pin):
                 shown.update()
@@ -116,10 +129,10 @@ def _warm(pager: Pager, plan: WarmPlan, pin: bool, hold: bool, as_json: bool) ->
     seconds = time.monotonic() - started
     verdict = verify(pager, plan)
     report = _report(plan, progress, verdict, seconds, cancelled)
-    _print(report, as_json)
+    print_report(report, as_json)
     short = verdict.resident_bytes is not None and bool(verdict.missing)
     if cancelled:
-        _say("interrupted; run it again to go on")
+        say("interrupted; run it again to go on")
         return EXIT_FAILED
     if hold:
         _hold(pager.mapping, progress.locked_bytes)
@@ -143,7 +156,7 @@ def _report(
     }
 
 
-def _print(report: dict[str, Any], as_json: bool) -> None:
+def print_report(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         import json
 
@@ -165,13 +178,18 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
 
 
 def _hold(mapping: MappedFiles, locked_bytes: int) -> None:
-    """Until SIGINT or SIGTERM. Notices when the file is no longer the one that is held."""
+    """Notices when the file is no longer the one that is held."""
+    say(f"holding {format_size(locked_bytes)} locked; end it with Ctrl-C")
+    wait_for_end(mapping.check)
+
+
+def wait_for_end(look: Callable[[], None]) -> None:
+    """Until SIGINT or SIGTERM; looks once a second."""
     ended = threading.Event()
     former = {n: signal.signal(n, lambda *_: ended.set()) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        _say(f"holding {format_size(locked_bytes)} locked; end it with Ctrl-C")
         while not ended.wait(_LOOK_SECONDS):
-            mapping.check()
+            look()
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
@@ -205,11 +223,11 @@ def _bytes(pages: list[int | None]) -> int | None:
     return sum(known) * libc.PAGE if len(known) == len(pages) else None
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     click.echo(f"expertd: {text}", err=True)
 
 
-class _Shown:
+class Shown:
     """Progress with rate and time left: a bar on a terminal, a line every two seconds elsewhere, nothing for JSON."""
 
     def __init__(self, progress: WarmProgress, *, quiet: bool) -> None:
@@ -219,7 +237,7 @@ class _Shown:
         self._started = self._said = time.monotonic()
         self.update: Callable[[], None] = self._line
 
-    def __enter__(self) -> _Shown:
+    def __enter__(self) -> Shown:
         if self._quiet:
             self.update = lambda: None
         elif sys.stderr.isatty():
@@ -230,7 +248,9 @@ class _Shown:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
             self._task = self._bar.add_task("warm", total=self._progress.target_bytes)
-            self.update = lambda: self._bar.update(self._task, completed=self._progress.done_bytes)
+            self.update = lambda: self._bar.update(
+                self._task, total=self._progress.target_bytes, completed=self._progress.done_bytes
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -245,4 +265,4 @@ class _Shown:
         done, target = self._progress.done_bytes, self._progress.target_bytes
         rate = done / (now - self._started)
         left = f", {format_seconds((target - done) / rate)} left" if rate else ""
-        _say(f"{format_size(done)} of {format_size(target)}, {format_size(rate)}/s{left}")
+        say(f"{format_size(done)} of {format_size(target)}, {format_size(rate)}/s{left}")
