@@ -194,5 +194,12 @@ def _constrained(
         several = conversation.parallel and conversation.choice == "required"
         grammar = call_answer(tools, spoken, text, several=several)
     else:
-        grammar = json_answer(conversation.schema, spoken, text, param=conversation.schema_param)
+        grammar = json_answer(
+            conversation.schema,
+            spoken,
+            text,
+            param=conversation.schema_param,
+            tools=tools,
+            several=conversation.parallel,
+        )
     return replace(sampling, grammar=grammar, grammar_triggers=())

@@ -274,7 +274,8 @@ def test_the_servers_limits_reach_the_request(start_server: Start) -> None:
     server = start_server(double, max_tokens=7, request_seconds=5.0)
     with server.client() as http:
         http.post("/v1/chat/completions", json=ASK)
-        http.post("/v1/chat/completions", json={**ASK, "max_tokens": 3, "t_max_predict_ms": 1000, "expertd_profile": "code"})
+        short = {"max_tokens": 3, "t_max_predict_ms": 1000, "expertd_profile": "code"}
+        http.post("/v1/chat/completions", json={**ASK, **short})
         http.post("/v1/chat/completions", json={**ASK, "max_tokens": 100}, headers={"x-expertd-profile": "prose"})
     assert [(r.max_tokens, r.time_limit_seconds, r.profile) for r in double.requests] == [
         (7, 5.0, None),

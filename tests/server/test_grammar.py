@@ -224,6 +224,16 @@ def test_several_calls_only_where_asked(matches: Matches) -> None:
     assert not matches(call_answer(TOOLS, spoken, "", several=False), twice)
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_json_answer_leaves_calls_possible(matches: Matches, name: str) -> None:
+    template, call = TEMPLATES[name]
+    spoken = read_format(template)
+    grammar = json_answer({"const": 1}, spoken, "", param="x", tools=TOOLS)
+    assert matches(grammar, call)
+    assert matches(grammar, "<|channel|>final<|message|>1" if name == "harmony" else "1")
+    assert not matches(grammar, "2")
+
+
 def test_a_json_answer_may_be_thought_about_first(matches: Matches) -> None:
     schema = {"const": 1}
     thinker = read_format("<think></think>")

@@ -34,28 +34,39 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-def json_answer(schema: object, spoken: ChatFormat, prompt: str, *, param: str) -> str:
-    """A grammar for an answer that is one JSON value. Raises RequestError."""
+def json_answer(
+    schema: object, spoken: ChatFormat, prompt: str, *, param: str, tools: Sequence[Tool] = (), several: bool = True
+) -> str:
+    """A grammar for an answer that is one JSON value, or calls of `tools` instead. Raises RequestError."""
     rules = SchemaRules(param)
     value = rules.add_schema(schema, "answer")
     if spoken.style is ToolStyle.HARMONY:
-        final = f'{literal(CHANNEL + "final")} (" "? {literal("<|constrain|>json")})? {literal(MESSAGE)} {value}'
-        return spell({"root": f"{_ANALYSIS} {final}", **rules.rules})
-    return spell({"root": f"{_thinking(spoken, prompt)} {value}".strip(), **rules.rules})
+        value = f'{literal(CHANNEL + "final")} (" "? {literal("<|constrain|>json")})? {literal(MESSAGE)} {value}'
+    if not tools:
+        return _answer(rules, spoken, prompt, value)
+    return _answer(rules, spoken, prompt, f"({value} | {_calls(rules, tools, spoken, several=several)})", compact=True)
 
 
 def call_answer(tools: Sequence[Tool], spoken: ChatFormat, prompt: str, *, several: bool) -> str:
     """A grammar for an answer that calls one of `tools`, or several times. Raises RequestError."""
     rules = SchemaRules("tools")
-    shapes = _SHAPES[spoken.style]
-    calls = [shapes(rules, tool, i) for i, tool in enumerate(tools)]
-    rules.rules["one-call"] = " | ".join(calls)
+    return _answer(rules, spoken, prompt, _calls(rules, tools, spoken, several=several), compact=True)
+
+
+def _answer(rules: SchemaRules, spoken: ChatFormat, prompt: str, body: str, *, compact: bool = False) -> str:
+    """The whole grammar: what may be thought first, then `body`."""
+    first = _ANALYSIS if spoken.style is ToolStyle.HARMONY else _thinking(spoken, prompt)
+    return spell({"root": f"{first} {body}".strip(), **rules.rules, **(COMPACT if compact else {})})
+
+
+def _calls(rules: SchemaRules, tools: Sequence[Tool], spoken: ChatFormat, *, several: bool) -> str:
+    shape = _SHAPES[spoken.style]
+    rules.rules["one-call"] = " | ".join([shape(rules, tool, i) for i, tool in enumerate(tools)])
     if spoken.style is ToolStyle.HARMONY:
-        return spell({"root": f"{_ANALYSIS} one-call", **rules.rules, **COMPACT})
+        return "one-call"
     before, between, after = _BRACKETS[spoken.style]
     more = f" ({between} one-call)*" if several else ""
-    body = " ".join(p for p in (_thinking(spoken, prompt), before, f"one-call{more}", after) if p)
-    return spell({"root": body, **rules.rules, **COMPACT})
+    return f"{before} one-call{more} {after}".strip()
 
 
 def _thinking(spoken: ChatFormat, prompt: str) -> str:
