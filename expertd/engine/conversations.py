@@ -47,9 +47,10 @@ class Conversations:
         usable = 0 if self._context.model.recurrent and here < len(self.tokens) else here
         best = self._best_saved(prompt)
         if best is not None and common_prefix(best, prompt) > usable:
-            self._save_current()
+            # Taken out first: making room for the current one may drop any that is saved.
             state = self._saved.pop(best)
             self.nbytes -= len(state)
+            self._save_current()
             if self._context.restore(state):
                 self.counters.restored += 1
                 self.tokens = list(best)
