@@ -14,18 +14,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from expertd.bench import meter
-from expertd.bench.forcing import ForcedRoutes
 from expertd.bench.meter import Reading
 from expertd.bench.routes import load as load_routes
-from expertd.bench.spec import Cache, Kind, Prompt, PromptRun, Run, RunSpec
+from expertd.bench.spec import Cache, Prompt, PromptRun, Run, RunSpec
+from expertd.engine import openmp
+from expertd.engine.settings import physical_cores
 from expertd.errors import BenchError, ExpertdError
 from expertd.model.expertmap import build_map
 from expertd.model.gguf import read_model
+
+if TYPE_CHECKING:
+    from expertd.bench.forcing import ForcedRoutes
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -120,6 +124,9 @@ def _answer(runner: Runner, spec: RunSpec, prompt: Prompt, say: Say) -> tuple[Pr
 def _forced(spec: RunSpec) -> ForcedRoutes | None:
     if not spec.routes:
         return None
+    # This imports llama_cpp, which must come after its threads were settled.
+    from expertd.bench.forcing import ForcedRoutes
+
     layout = build_map(read_model(spec.model)).layout()
     routes = load_routes(Path(spec.routes))
     routes.check_fits(layers=len(layout.layers), experts=layout.n_experts, k=layout.n_experts_used)
@@ -128,7 +135,7 @@ def _forced(spec: RunSpec) -> ForcedRoutes | None:
 
 def _runner(spec: RunSpec, forced: ForcedRoutes | None) -> Runner:
     # Only the arm that runs is imported: the other's modules would be memory in the group that it does not pay for.
-    if spec.arm.kind in (Kind.PLAIN, Kind.REPACKED):
+    if not spec.arm.is_expertd:
         from expertd.bench.plain import PlainArm
 
         return PlainArm(spec, forced)
@@ -147,6 +154,9 @@ def main() -> int:
 
     try:
         spec = msgspec.json.decode(sys.stdin.buffer.read(), type=RunSpec)
+        if spec.arm.is_expertd:
+            # As the daemon does, before anything imports llama_cpp. The plain arms have what llama-cpp-python gives.
+            openmp.load(spec.threads)
         say({"at": "run", "run": run(_with_threads(spec), say)})
     except ExpertdError as e:
         say({"at": "error", "message": e.message, "hint": e.hint})
@@ -155,8 +165,6 @@ def main() -> int:
 
 
 def _with_threads(spec: RunSpec) -> RunSpec:
-    from expertd.engine.settings import physical_cores
-
     return spec if spec.threads else replace(spec, threads=physical_cores())
 
 

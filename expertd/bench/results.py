@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from expertd.bench.spec import Arm, Kind, Run
+from expertd.bench.spec import Arm, Run
 
 Number = float | None
 
@@ -170,7 +170,7 @@ class Comparison:
     @property
     def chief(self) -> ArmResult:
         """The arm whose ratios are the comparison's: the first steered one, else the last."""
-        steered = [a for a in self.arms[1:] if a.arm.kind in (Kind.STEERED, Kind.AUTO)]
+        steered = [a for a in self.arms[1:] if a.arm.is_expertd]
         return steered[0] if steered else self.arms[-1]
 
 

@@ -37,6 +37,11 @@ class Arm:
     budget: int = 0
     policy: str = ""
 
+    @property
+    def is_expertd(self) -> bool:
+        """Whether expertd runs it, steering or not."""
+        return self.kind in (Kind.STEERED, Kind.AUTO)
+
     @classmethod
     def parse(cls, text: str) -> Arm:
         """From "plain", "steered", "steered@1780MB", "steered@1780MB/lru" or "steered/lru". Raises UsageError."""
@@ -48,7 +53,7 @@ class Arm:
             raise UsageError(
                 f"no arm {kind!r}", hint=f"one of {', '.join(Kind)}; a budget and a policy may follow: steered@2GiB/lru"
             ) from None
-        if (arm.budget or arm.policy) and arm.kind not in (Kind.STEERED, Kind.AUTO):
+        if (arm.budget or arm.policy) and not arm.is_expertd:
             raise UsageError(f"arm {text}: only steered arms have a budget and a policy")
         return arm
 

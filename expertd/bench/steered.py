@@ -6,9 +6,13 @@ What a request passes here is what it passes in the daemon: queue, engine thread
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import uvloop
 
 from expertd.bench import meter
 from expertd.bench.forcing import ForcedRoutes
@@ -23,6 +27,8 @@ from expertd.runtime.settings import RuntimeSettings
 
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.002
+_SWITCH_SECONDS = 0.0005
+"""As in `daemon.life`, whose event loop and garbage collection this process has too."""
 
 
 class SteeredArm:
@@ -30,7 +36,7 @@ class SteeredArm:
 
     def __init__(self, spec: RunSpec, forced: ForcedRoutes | None) -> None:
         self._forced = forced
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._settings = RuntimeSettings(
             engine=EngineSettings(
                 model=Path(spec.model),
@@ -54,6 +60,7 @@ class SteeredArm:
 
         Raises BenchError with the service's own words when it failed, or when routes cannot be forced.
         """
+        sys.setswitchinterval(_SWITCH_SECONDS)
         cost = self._loop.run_until_complete(self._ready())
         session = self._session()
         if self._forced is not None:
@@ -77,6 +84,8 @@ class SteeredArm:
                 loaded = meter.read()
         if service.state == "failed":
             raise BenchError(f"expertd could not start: {service.failure}")
+        gc.collect()
+        gc.freeze()
         return (loaded or meter.read()).since(before)
 
     def _session(self) -> Session:
