@@ -1,6 +1,7 @@
 """Whether to steer, by size: pure. What follows from the choice is `session`'s.
 
-1. `off` and `on` are obeyed; `on` for a model without experts is refused.
+1. `off` and `on` are obeyed; `on` for a model without experts is refused. Weights are repacked where they fit: a copy
+   of a model that is larger than the memory would be killed for it.
 2. `auto` without experts: refused, since there is nothing to steer and other servers do that well.
 3. `auto` where weights, KV cache and compute buffers fit into the memory that is there, with room to spare: off, and
    the weights may be repacked.
@@ -21,10 +22,11 @@ _ROOM_NBYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`steer` decides; `why` says it in one sentence."""
+    """`steer` decides; `why` says it in one sentence. `repack` allows a copy of the weights in a faster layout."""
 
     steer: bool
     why: str
+    repack: bool = False
 
 
 def choose(
@@ -34,8 +36,10 @@ def choose(
 
     Raises ModelUnsupportedError for a model without experts unless steering is off.
     """
+    need = model_nbytes + other_nbytes
+    room = usable_nbytes - need - max(_ROOM_NBYTES, int(_ROOM_SHARE * usable_nbytes))
     if wanted == "off":
-        return Choice(False, "steering is off: as set")
+        return Choice(False, "steering is off: as set", repack=room >= 0)
     if not expert_nbytes:
         raise ModelUnsupportedError(
             f"{name} is a dense model: it has no experts, so steering gives nothing",
@@ -43,13 +47,12 @@ def choose(
         )
     if wanted == "on":
         return Choice(True, "steering is on: as set")
-    need = model_nbytes + other_nbytes
-    room = usable_nbytes - need - max(_ROOM_NBYTES, int(_ROOM_SHARE * usable_nbytes))
     if room >= 0:
         return Choice(
             False,
             f"steering is off: the model needs {format_size(need)} and {format_size(usable_nbytes)} can be used, so it "
             "fits with room to spare; weights are repacked for speed",
+            repack=True,
         )
     return Choice(
         True,

@@ -127,7 +127,7 @@ def open_session(
     layout = experts.layout() if choice.steer else None
     if layout is not None:
         check_budget(settings, layout)
-    engine = replace(settings.engine, repack=not choice.steer, lazy_load=settings.engine.lazy_load and choice.steer)
+    engine = replace(settings.engine, repack=choice.repack, lazy_load=settings.engine.lazy_load and choice.steer)
     start_backend()
     report("load", 0, 100)
     model = LoadedModel(engine, lambda share: report("load", int(share * 100), 100))

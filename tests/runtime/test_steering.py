@@ -173,6 +173,9 @@ def test_the_choice_follows_size_and_says_why() -> None:
     assert (fits.steer, tight.steer) == (False, True)
     assert "fits with room to spare" in fits.why
     assert choose("on", "m", model_nbytes=1, expert_nbytes=1, other_nbytes=0, usable_nbytes=16 * gib).steer
-    assert not choose("off", "m", model_nbytes=99 * gib, expert_nbytes=1, other_nbytes=0, usable_nbytes=gib).steer
+    large = choose("off", "m", model_nbytes=99 * gib, expert_nbytes=1, other_nbytes=0, usable_nbytes=gib)
+    assert not large.steer
+    assert not large.repack, "a copy of what does not fit would be killed"
+    assert choose("off", "m", model_nbytes=gib, expert_nbytes=1, other_nbytes=0, usable_nbytes=16 * gib).repack
     with pytest.raises(ModelUnsupportedError, match="dense"):
         choose("auto", "m", model_nbytes=1, expert_nbytes=0, other_nbytes=0, usable_nbytes=gib)
