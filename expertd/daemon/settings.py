@@ -37,6 +37,9 @@ def runtime_settings(config: Config) -> RuntimeSettings:
         max_queue=config.server.max_queue,
         request_seconds=config.server.request_seconds,
         state=config.places.state_directory,
+        trace=config.trace.enabled,
+        trace_path=Path(config.trace.path).expanduser() if config.trace.path else None,
+        trace_bytes=config.trace.max_bytes,
     )
 
 

@@ -20,6 +20,7 @@ from expertd.runtime import warmup
 from expertd.runtime.profiles import Profiles
 from expertd.runtime.selection import Selection, choose
 from expertd.runtime.steering import Steering
+from expertd.runtime.tracing import Tracing
 from expertd.runtime.warmup import WarmOrder, WarmUp
 from expertd.units import format_seconds, format_size
 
@@ -55,8 +56,10 @@ class PinJob:
 class Actions:
     """Of one session. `pin_limit` gives the bytes of experts that may be pinned at this moment."""
 
-    def __init__(self, steering: Steering, profiles: Profiles, half_life: float, pin_limit: Callable[[], int]) -> None:
-        self.steering, self.profiles = steering, profiles
+    def __init__(
+        self, steering: Steering, profiles: Profiles, tracing: Tracing, half_life: float, pin_limit: Callable[[], int]
+    ) -> None:
+        self.steering, self.profiles, self.tracing = steering, profiles, tracing
         self._half_life, self._pin_limit = half_life, pin_limit
         self._lock = threading.Lock()
         self._warned = False

@@ -26,6 +26,7 @@ from expertd.runtime.profiles import Profiles
 from expertd.runtime.session import Report, Session
 from expertd.runtime.settings import RuntimeSettings
 from expertd.runtime.steering import Steering
+from expertd.runtime.tracing import Tracing
 from expertd.runtime.warmup import WarmOrder, WarmUp, scores_of
 
 log = logging.getLogger("expertd.care")
@@ -62,7 +63,17 @@ class Caretaker:
             log.info("profile %s: learnt from %d tokens", profile.name, profile.tokens)
         steering.observers.append(profiles.observe)
         profiles.start()
-        self.actions = Actions(steering, profiles, half_life, self._pin_limit)
+        path = settings.trace_path or (settings.state / "routes.trace" if settings.state is not None else None)
+        tracing = Tracing(steering, shape, path, settings.trace_bytes)
+        self.actions = Actions(steering, profiles, tracing, half_life, self._pin_limit)
+        if settings.trace:
+            self._start_trace(tracing)
+
+    def _start_trace(self, tracing: Tracing) -> None:
+        try:
+            tracing.start()
+        except ExpertdError as error:
+            log.warning("routes are not recorded: %s", error.line())
 
     def _pin_limit(self) -> int:
         return self.keeper.pin_limit_bytes if self.keeper is not None else 0
@@ -119,6 +130,8 @@ class Caretaker:
         self._stopping = True
         if self.actions is not None and self.actions.warm_up is not None:
             self.actions.warm_up.cancel()
+        if self.actions is not None:
+            self.actions.tracing.stop("the daemon ended")
         if self.keeper is not None:
             self.keeper.stop()
 

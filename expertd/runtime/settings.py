@@ -31,3 +31,7 @@ class RuntimeSettings:
     max_queue: int = 16
     request_seconds: float = 0.0
     state: Path | None = None
+    trace: bool = False
+    """Whether routes are recorded from the start; into `trace_path`, else into the state directory."""
+    trace_path: Path | None = None
+    trace_bytes: int = 256 << 20

@@ -54,6 +54,8 @@ class Steering:
         self.layout, self.cache, self.pager, self.worker = layout, cache, pager, worker
         self.observers: list[Observer] = []
         """Told of every route, after it was served (traces, profiles). An exception is the tap's to count."""
+        self.look_at_all = False
+        """Whether no layer is only sampled (a trace is recorded)."""
         self.recency = Recency(layout.n_layers * layout.n_experts)
         self._stats = stats
         self._lock = threading.Lock()
@@ -88,7 +90,7 @@ class Steering:
         """Whether the tap should stop at this layer of the token that is being computed (case 1)."""
         if layer == self._first_layer:
             self._begin_token()
-        return self._sampling or not self._whole[layer]
+        return self._sampling or self.look_at_all or not self._whole[layer]
 
     def _begin_token(self) -> None:
         self._token += 1

@@ -10,12 +10,12 @@ import msgspec
 
 from expertd.runtime.profile_file import Document
 from expertd.server import replies
-from expertd.server.bodies.admin import MergeBody, RehearsalBody, RenameBody, SelectionBody, WarmBody
+from expertd.server.bodies.admin import MergeBody, RehearsalBody, RenameBody, SelectionBody, TraceBody, WarmBody
 from expertd.server.bodies.anthropic import MessagesBody
 from expertd.server.bodies.openai import ChatBody, CompletionBody
 from expertd.server.bodies.responses import ResponsesBody
 from expertd.server.bodies.text import DetokenizeBody, TokenizeBody
-from expertd.server.routes import admin, dashboard, generate, probes, profiles, series, text, watch
+from expertd.server.routes import admin, dashboard, generate, probes, profiles, series, text, trace, watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,14 @@ OPERATIONS: tuple[Operation, ...] = (
               admin=True, errors=_ACT),
     Operation("POST", "/expertd/evict", admin.evict, "Drop experts from memory", SelectionBody, dict[str, Any],
               admin=True, errors=_ACT),
+    Operation("GET", "/expertd/trace", trace.status, "Whether routes are recorded", reply=dict[str, Any], admin=True,
+              errors=(409, 503)),
+    Operation("POST", "/expertd/trace/start", trace.start, "Record routes", TraceBody, dict[str, Any], admin=True,
+              errors=_ACT),
+    Operation("POST", "/expertd/trace/stop", trace.stop, "End recording", reply=dict[str, Any], admin=True,
+              errors=(409, 503)),
+    Operation("GET", "/expertd/trace/file", trace.file, "The recorded routes", content="application/octet-stream",
+              admin=True, errors=(409, 503)),
     Operation("GET", "/", dashboard.index, "The dashboard", open=True, hidden=True),
     Operation("GET", "/static/{path:path}", dashboard.asset, "The dashboard's files", open=True, hidden=True),
 )  # fmt: skip
