@@ -31,6 +31,8 @@ _KV_SHARE = 0.10
 _UBATCH, _WIDE_UBATCHES = 512, (2048, 1024)
 _UBATCH_SHARE = 0.02
 _LOGITS = 4
+_OUTPUTS = 1
+"""Tokens of a micro-batch with logits: expertd and llama-server sample from the last one alone."""
 _CONTEXT = 4096
 
 
@@ -146,7 +148,7 @@ def _assess(
 ) -> Plan:
     n_ubatch = min(n_ubatch, wish.n_ctx)
     kv = kv_nbytes(attention, wish.n_ctx, n_ubatch, kv_type)
-    compute = compute_nbytes(experts, attention, wish.n_ctx, n_ubatch, flash=wish.flash)
+    compute = compute_nbytes(experts, attention, wish.n_ctx, n_ubatch, flash=wish.flash, n_outputs=_OUTPUTS)
     output = n_vocab(experts.model) * _LOGITS
     offload = (
         choose_offload(experts, kv, compute, machine.vram_nbytes, machine.n_gpus) if machine.vram_nbytes else NOTHING

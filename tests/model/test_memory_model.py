@@ -14,6 +14,8 @@ import pytest
 from model_architectures import ARCHITECTURES, write_architecture
 from model_hybrids import HYBRIDS
 
+from expertd.model.attention import read_attention
+from expertd.model.compute import compute_nbytes
 from expertd.model.expertmap import build_map
 from expertd.model.gguf import read_model
 from expertd.model.plan import Machine, Plan, Wish, make_plan
@@ -33,7 +35,9 @@ def log() -> Iterator[list[str]]:
         yield lines
 
 
-def reported(log: list[str], path: Path, n_ctx: int, n_ubatch: int, kv: str, flash: bool) -> dict[str, float]:
+def reported(
+    log: list[str], path: Path, n_ctx: int, n_ubatch: int, kv: str, flash: bool, n_outputs: int = 1
+) -> dict[str, float]:
     """MiB by kind of buffer, as llama.cpp logs them: model, KV, RS, compute, output."""
     from llama_cpp import llama_cpp as L
 
@@ -48,6 +52,7 @@ def reported(log: list[str], path: Path, n_ctx: int, n_ubatch: int, kv: str, fla
     params.type_k = params.type_v = {"f16": 1, "q8_0": 8}[kv]
     params.flash_attn_type = int(flash)
     params.swa_full = False
+    params.n_outputs_max = n_outputs
     context = L.llama_init_from_model(model, params)
     assert context, "\n".join(log)
     L.llama_free(context)
@@ -82,4 +87,13 @@ def test_an_architecture(log: list[str], tmp_path: Path, name: str) -> None:
     path = write_architecture(name, tmp_path / f"{name}.gguf")
     for setting in SETTINGS:
         check(log, path, setting)
+    for n_ctx, n_ubatch, kv, flash in SETTINGS[:2]:
+        real = reported(log, path, n_ctx, n_ubatch, kv, flash, n_outputs=n_ubatch)
+        assert all_logits(path, n_ctx, n_ubatch) / MIB == pytest.approx(real["compute"], rel=0.10)
     path.unlink()
+
+
+def all_logits(path: Path, n_ctx: int, n_ubatch: int) -> int:
+    """The compute buffer where every token of a micro-batch wants logits, as perplexity runs do."""
+    experts = build_map(read_model(path))
+    return compute_nbytes(experts, read_attention(experts.model, experts.n_layers), n_ctx, n_ubatch)
