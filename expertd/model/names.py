@@ -40,7 +40,7 @@ _BLOCK_FAMILIES = re.compile(
 )
 _GLOBAL_FAMILIES = re.compile(
     r"(output|token_embd_norm|token_types|rope_freqs|rope_factors|per_layer|altup|cls|enc|dec|dense_[23]|conv1d|convnext|"
-    r"posnet|hrm|masked_embd|fc|d2t|markov|conf_proj|selector|v|mm|s)(?![a-z])"
+    r"posnet|hrm|masked_embd|fc|d2t|markov|conf_proj|selector|resampler|a|v|mm|s)(?![a-z])"
 )
 _TABLES = ("token_embd.", "position_embd.", "per_layer_token_embd.", "token_types.")
 

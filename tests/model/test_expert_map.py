@@ -262,3 +262,10 @@ def test_the_report_has_the_contracts_keys(demo_model: Path) -> None:
     assert sum(r["expert_bytes"] for r in rows) == report["expert_bytes"]
     assert rows[0]["tensors"][0]["offset"] == 1358752
     assert sum(t["bytes"] for t in tensor_rows(experts)) == report["tensor_bytes"]
+
+
+def test_every_tensor_name_of_the_gguf_package_is_known() -> None:
+    from gguf.constants import TENSOR_NAMES
+
+    names = [name.format(bid=1, xid=0) + ".weight" for name in TENSOR_NAMES.values()]
+    assert [name for name in names if role_of(name, 4, 4) is Role.UNKNOWN] == []
