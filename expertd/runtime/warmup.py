@@ -13,7 +13,7 @@ hottest first, and the next warm-up goes on from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,36 +175,42 @@ class WarmUp:
         return sorted((e for e in range(len(scores)) if e not in wanted), key=lambda e: -scores[e])
 
     def _check(self) -> Iterator[None]:
-        """Number 3."""
+        """Number 3. What is missing is read once more before it is given up."""
         steering, layout = self.steering, self.steering.layout
-        found = nbytes = 0
-        lost: list[int] = []
-        displaced = 0
-        for n, expert in enumerate(self._admitted):
-            if n % 64 == 0:
-                yield
-            if not steering.cache.is_resident(expert):
-                displaced += 1
-                continue
-            there = residency.resident_bytes(steering.pager.mapping, layout.extents(expert))
-            if there is None:
-                self.checked = True
-                return
-            if there < 0.98 * layout.expert_sizes[expert]:
-                lost.append(expert)
-            else:
-                found += 1
-                nbytes += there
+        here = [e for e in self._admitted if steering.cache.is_resident(e)]
+        lost = yield from self._missing(here)
+        if lost:
+            yield from warm_steps(steering.pager, WarmPlan((), tuple(lost), 0, ()), self.progress)
+            self.progress.done_bytes = self.progress.target_bytes
+            lost = yield from self._missing(lost)
+        self.checked = True
+        if lost is None:
+            return
         if lost:
             size = sum(layout.expert_sizes[e] for e in lost)
             self.progress.skipped.append(
                 Skip(f"{len(lost)} experts", size, "read, and taken again by the kernel: memory is short")
             )
             steering.forget(lost)
-        if displaced:
+        if displaced := len(self._admitted) - len(here):
             self.progress.skipped.append(Skip(f"{displaced} experts", 0, "given up for hotter ones meanwhile"))
+        there = set(here).difference(lost)
         dense = (residency.resident_bytes(steering.pager.mapping, layout.dense) or 0) if self.dense else 0
-        self.resident, self.checked = (found, nbytes + dense), True
+        self.resident = (len(there), sum(layout.expert_sizes[e] for e in there) + dense)
+
+    def _missing(self, experts: Sequence[int]) -> Generator[None, None, list[int] | None]:
+        """Those of which less than 98 % of the bytes are in the page cache; None where the kernel does not tell."""
+        layout, mapping = self.steering.layout, self.steering.pager.mapping
+        lost = []
+        for n, expert in enumerate(experts):
+            if n % 64 == 0:
+                yield
+            found = residency.resident_bytes(mapping, layout.extents(expert))
+            if found is None:
+                return None
+            if found < 0.98 * layout.expert_sizes[expert]:
+                lost.append(expert)
+        return lost
 
     def report(self) -> dict[str, Any]:
         """What came of it, or how far it is."""
