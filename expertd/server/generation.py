@@ -11,12 +11,13 @@ Not here: what the bytes look like (`render`), what the text means (`output`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from expertd.errors import ExpertdError, NotReadyError
 from expertd.runtime.requests import Finished, GenerationRequest, Piece, PromptProgress, Queued, TokenLogprob
@@ -24,9 +25,12 @@ from expertd.server.contract import Service
 from expertd.server.errors import InternalError
 from expertd.server.output.deltas import Delta, Parser
 from expertd.server.record import Record
-from expertd.server.wire import KEEPALIVE, STREAM_HEADERS, JsonResponse
+from expertd.server.sender import StreamSender
+from expertd.server.wire import KEEPALIVE, JsonResponse
 
 log = logging.getLogger("expertd.server")
+_LAST_WORD_SECONDS = 1.0
+"""For a client to take the error that ends its stream at a stop."""
 
 
 class Renderer(Protocol):
@@ -61,15 +65,11 @@ class GenerationResponse:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._started = False
-        self._sending_since = 0.0
-        self._last_sent = 0.0
         self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._scope, self._receive, self._raw_send = scope, receive, send
-        self._last_sent = self._loop.time()
-        work = asyncio.create_task(self._stream() if self._job.stream else self._whole())
+        self._sender = StreamSender(send)
+        work = asyncio.create_task(self._stream() if self._job.stream else self._whole(scope, receive, send))
         gone = asyncio.create_task(disconnected(receive))
         try:
             await self._watch(work, gone)
@@ -78,6 +78,7 @@ class GenerationResponse:
             await self._stopping()
             return
         await _cancelled(work, gone)
+        await self._sender.abandon()
         if work.cancelled():
             self._job.record.finish = self._job.record.finish or "disconnected"
             return
@@ -85,7 +86,7 @@ class GenerationResponse:
 
     async def _watch(self, work: asyncio.Task[None], gone: asyncio.Task[None]) -> None:
         """Returns when the work is over, the client is gone or takes nothing."""
-        job = self._job
+        job, sender = self._job, self._sender
         while True:
             done, _ = await asyncio.wait(
                 {work, gone}, timeout=job.keepalive_seconds / 2, return_when=asyncio.FIRST_COMPLETED
@@ -93,12 +94,13 @@ class GenerationResponse:
             if done:
                 return
             now = self._loop.time()
-            if self._sending_since:
-                if now - self._sending_since > job.stall_seconds:
+            if sender.sending_since:
+                if now - sender.sending_since > job.stall_seconds:
                     log.info("request %s: the client takes nothing", job.record.request_id)
                     return
-            elif job.stream and now - self._last_sent >= job.keepalive_seconds / 2:
-                await (self._send(KEEPALIVE) if self._started else self._start(b""))
+            elif job.stream and now - sender.last_sent >= job.keepalive_seconds / 2:
+                self._open()
+                sender.put(KEEPALIVE)
 
     async def _stopping(self) -> None:
         """The server ends while this runs: say so instead of breaking off."""
@@ -107,11 +109,14 @@ class GenerationResponse:
             task.uncancel()
         self._job.record.finish = "stopping"
         error = NotReadyError("expertd is stopping", hint="try again later")
-        if not self._started:
+        if not self._sender.is_open:
             raise error
-        await self._send(self._job.renderer.failed(error), more=False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_SECONDS):
+                await self._sender.close(self._job.renderer.failed(error))
+        await self._sender.abandon()
 
-    async def _whole(self) -> None:
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
         events = job.service.generate(job.request)
         try:
@@ -126,36 +131,34 @@ class GenerationResponse:
         finally:
             await events.aclose()
         if job.record.finished is not None:
-            response = JsonResponse(job.renderer.whole(job.record.finished))
-            await response(self._scope, self._receive, self._raw_send)
+            await JsonResponse(job.renderer.whole(job.record.finished))(scope, receive, send)
 
     async def _stream(self) -> None:
-        job = self._job
+        job, sender = self._job, self._sender
         events = job.service.generate(job.request)
         try:
             async for event in events:
-                if not self._started:
-                    await self._start(b"")
+                self._open()
                 if isinstance(event, Piece):
                     job.record.saw_token()
-                    await self._send(job.renderer.add(job.parser.feed(event.text), event.logprobs))
+                    sender.put(job.renderer.add(job.parser.feed(event.text), event.logprobs))
                 elif isinstance(event, Finished):
                     self._finished(event)
                     last = job.renderer.add(job.parser.finish(), ()) + job.renderer.finish(event)
-                    await self._send(last, more=False)
+                    await sender.close(last)
                     break
                 elif isinstance(event, Queued):
-                    await self._send(job.renderer.queued(event))
+                    sender.put(job.renderer.queued(event))
                 else:
-                    await self._send(job.renderer.progress(event))
+                    sender.put(job.renderer.progress(event))
         except Exception as error:
-            if not self._started:
+            if not sender.is_open:
                 raise
             if not isinstance(error, ExpertdError):
                 log.exception("request %s failed", job.record.request_id)
                 error = InternalError("the request failed", hint=f"the log has more under {job.record.request_id}")
             job.record.finish = "error"
-            await self._send(job.renderer.failed(error), more=False)
+            await sender.close(job.renderer.failed(error))
         finally:
             await events.aclose()
 
@@ -163,19 +166,9 @@ class GenerationResponse:
         self._job.record.finished = event
         self._job.record.finish = event.reason
 
-    async def _start(self, body: bytes) -> None:
-        """Head and first bytes, once."""
-        self._started = True
-        await self._raw_send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        await self._send(self._job.renderer.begin() + body)
-
-    async def _send(self, body: bytes, *, more: bool = True) -> None:
-        if not body and more:
-            return
-        message: Message = {"type": "http.response.body", "body": body, "more_body": more}
-        self._sending_since = self._last_sent = self._loop.time()
-        await self._raw_send(message)
-        self._sending_since = 0.0
+    def _open(self) -> None:
+        if not self._sender.is_open:
+            self._sender.open(self._job.renderer.begin())
 
 
 async def disconnected(receive: Receive) -> None:
