@@ -113,7 +113,8 @@ def _arm(name: str, model: Path, state: Path, memory: int, budget: str) -> dict[
         speed = sum(s["tokens_per_second"] for s in steady) / len(steady)
         return {
             "arm": name, "before_seconds": touched, "ready_seconds": ready, "first": first,
-            "budget_bytes": budget_bytes, "steady_tokens_per_second": speed, "warm": warmed, "oom_kills": group.oom_kills(),
+            "budget_bytes": budget_bytes, "steady_tokens_per_second": speed, "warm": warmed,
+            "oom_kills": group.oom_kills(),
         }  # fmt: skip
 
 
