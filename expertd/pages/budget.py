@@ -31,11 +31,12 @@ from expertd.pages import memory
 
 _STEP_SHARE = 0.005
 _CALM_SAMPLES = 3
+# Shares of what is there; those of number 3 hold for a second of pressure or of quiet.
 _MARGIN_MOST = 0.30
-_MARGIN_STEP = 0.01
-_MELT = 0.96
-# Of the budget, within one sample: below this refaults are borders and strangers.
-_REFAULT_SHARE = 0.002
+_MARGIN_STEP = 0.04
+_MARGIN_KEPT = 0.85
+# Below this refaults are borders and strangers.
+_REFAULT_SHARE = 0.008
 _STALL_SHARE = 0.10
 
 
@@ -106,15 +107,16 @@ class BudgetController:
         return wanted
 
     def _press(self, sample: Sample, room: int) -> None:
-        """Number 3: grow the margin by what was taken, at least one step of it; else let it melt."""
+        """Number 3: grow the margin by what was taken, at least by a step; else let it melt."""
         taken = sample.refault_bytes + sample.swapped_out_bytes
-        stalled = sample.stall_seconds > _STALL_SHARE * max(sample.seconds, 1e-3)
-        if taken > room * _REFAULT_SHARE or stalled:
+        seconds = min(max(sample.seconds, 1e-3), 1.0)
+        if taken > room * _REFAULT_SHARE * seconds or sample.stall_seconds > _STALL_SHARE * max(sample.seconds, 1e-3):
             self.pressed += 1
-            grown = self._margin + max(room * _MARGIN_STEP, min(taken, room * 4 * _MARGIN_STEP))
-            self._margin = min(grown, room * _MARGIN_MOST)
+            step = room * _MARGIN_STEP * seconds
+            self._margin = min(self._margin + max(step, min(taken, 4 * step)), room * _MARGIN_MOST)
         else:
-            self._margin = self._margin * _MELT if self._margin > room * _STEP_SHARE else 0.0
+            kept = self._margin * _MARGIN_KEPT**seconds
+            self._margin = kept if kept > room * _STEP_SHARE else 0.0
 
 
 class Sampler:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from expertd.errors import ModelChangedError, ModelNotFoundError, PagesError
 from expertd.pages import libc
+from expertd.types import Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,14 @@ class MappedFiles:
             cls(done, owned=False).close()
             raise
         return cls(done, owned=False)
+
+    def clip(self, extents: Iterable[Extent]) -> Iterator[Extent]:
+        """The parts that are mapped: what llama.cpp copied to a GPU, it unmapped."""
+        for e in extents:
+            for start, end in self.files[e.file].covered:
+                first, last = max(start, e.offset), min(end, e.end)
+                if first < last:
+                    yield Extent(e.file, first, last - first)
 
     def check(self) -> None:
         """Two stat calls a file: raises ModelChangedError when a file was cut, rewritten, replaced or taken away."""

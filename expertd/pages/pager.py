@@ -321,7 +321,7 @@ class Pager:
 
     def lock_extents(self, extents: Iterable[Extent]) -> LockReport:
         """Read in and lock ranges (the dense weights) as far as the limit lets; the rest stays readable, unlocked."""
-        wanted = list(ranges.merge_extents(extents))
+        wanted = list(self.mapping.clip(ranges.merge_extents(extents)))
         self.fetch_extents(wanted)
         report = self.locks.lock_most(list(self._exact(wanted)))
         if report.got_bytes < report.wanted_bytes:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from expertd.pages import libc
+from expertd.pages import libc, ranges
 from expertd.pages.mapping import MappedFile, MappedFiles
 from expertd.types import ExpertLayout, Extent
 
@@ -46,13 +46,15 @@ def recently_evicted_pages(file: MappedFile, offset: int, nbytes: int) -> int | 
 
 
 def resident_bytes(mapping: MappedFiles, extents: Iterable[Extent]) -> int | None:
-    """Bytes of the extents' pages that are in the cache, each page cut to the extent; None when any is unknown."""
+    """Bytes of the extents that are in the cache, a page's worth less for each page that is not, so never too many;
+    None when any is unknown."""
     total = 0
     for e in extents:
         pages = resident_pages(mapping.files[e.file], e.offset, e.nbytes)
         if pages is None:
             return None
-        total += min(e.nbytes, pages * libc.PAGE)
+        first, last = ranges.span(e.offset, e.end, libc.PAGE)
+        total += max(0, e.nbytes - (last - first) + pages * libc.PAGE)
     return total
 
 
@@ -79,13 +81,6 @@ def resident_experts(mapping: MappedFiles, layout: ExpertLayout, share: float = 
             if nbytes >= share * moe.expert_nbytes:
                 found.append(base + index)
     return found
-
-
-def spans(extents: Iterable[Extent]) -> Iterator[tuple[int, int, int]]:
-    """(file, first byte, nbytes) of the whole pages that each extent touches."""
-    for e in extents:
-        first = e.offset // libc.PAGE * libc.PAGE
-        yield e.file, first, -(-e.end // libc.PAGE) * libc.PAGE - first
 
 
 def _tensor_state(mapping: MappedFiles, file: int, offset: int, stride: int, count: int) -> str | None:

@@ -85,7 +85,7 @@ class Lane:
         self._chunk = chunk_bytes
         self._touch = libc.Touch()
         self._pairs: list[tuple[int, int] | None] = [
-            (_again(f.fd), _again(f.fd)) if plan is not None and self._touch.possible else None
+            _pair(f.fd) if plan is not None and self._touch.possible else None
             for f, plan in zip(mapping.files, plans, strict=True)
         ]
         self._orders = [0] * len(self._pairs)
@@ -208,9 +208,19 @@ class Lane:
         self.plain()
 
 
-def _again(fd: int) -> int:
-    """A new open file of what `fd` has open, with a read-ahead state of its own; the name may be gone meanwhile."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+def _pair(fd: int) -> tuple[int, int] | None:
+    """Two new open files of what `fd` has open, each with a read-ahead state of its own; the name may be gone. None
+    without /proc, or without the right to open it again."""
+    path, flags = f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC
+    try:
+        first = os.open(path, flags)
+    except OSError:
+        return None
+    try:
+        return first, os.open(path, flags)
+    except OSError:
+        os.close(first)
+        return None
 
 
 def _read_bytes() -> int:

@@ -13,6 +13,7 @@ import pytest
 from expertd.errors import ModelChangedError, ModelNotFoundError, PagesError
 from expertd.pages import libc
 from expertd.pages.mapping import MappedFiles
+from expertd.types import Extent
 
 Child = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -32,6 +33,9 @@ def test_a_mapping_that_is_there_is_found_with_what_it_covers(file: Path) -> Non
         with MappedFiles.adopt([file]) as holed:
             assert holed.files[0].covered == ((0, 20 * libc.PAGE), (30 * libc.PAGE, 300_000))
             assert holed.files[0].base == made.files[0].base
+            page = libc.PAGE
+            around = list(holed.clip([Extent(0, 19 * page, 20 * page), Extent(0, 22 * page, page)]))
+            assert around == [Extent(0, 19 * page, page), Extent(0, 30 * page, 9 * page)]
 
 
 def test_a_link_is_followed(file: Path, tmp_path: Path) -> None:
