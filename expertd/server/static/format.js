@@ -44,6 +44,8 @@ export function ago(value) {
   return value < 1 ? "just now" : `${seconds(value)} ago`;
 }
 
+/** "18:05:09", in the reader's time zone. */
 export function clock(unixSeconds) {
-  return new Date(unixSeconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+  const at = new Date(unixSeconds * 1000);
+  return [at.getHours(), at.getMinutes(), at.getSeconds()].map((part) => String(part).padStart(2, "0")).join(":");
 }
