@@ -26,7 +26,7 @@ from expertd.pages import libc, ranges, windows
 from expertd.pages.disk import read_limits
 from expertd.pages.locks import LockReport, PageLocks
 from expertd.pages.mapping import MappedFile, MappedFiles
-from expertd.pages.residency import resident_bytes
+from expertd.pages.residency import resident_bytes, resident_pages
 from expertd.types import ExpertLayout, ExpertTensor, Extent
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,11 @@ class Pager:
 
         Returns "windows" or "plain". Before this it is "windows" where the device's limits allow it. Reads and drops
         a few experts; engine thread, before the first token.
+
+        Also makes the kernel forget which absent experts it once took from a former reader: a page that it remembers
+        counts as a refault when it is read, however long ago that was, and refaults are taken for pressure.
         """
+        self._forget()
         if not any(self._plans):
             return "plain"
         free = self._spare(_TRIES)
@@ -110,6 +114,25 @@ class Pager:
                 self._advise(libc.MADV_NORMAL)
             return "plain"
         return "windows"
+
+    def _forget(self) -> None:
+        """DONTNEED on what is not cached: drops nothing but the kernel's own notes."""
+        for moe in self.layout.layers:
+            for t in moe.tensors:
+                f = self.mapping.files[t.file]
+                if not self._is_cached(Extent(t.file, t.offset, t.stride * moe.n_experts)):
+                    absent = [(t.offset, t.offset + t.stride * moe.n_experts)]
+                else:
+                    extents = (t.extent(i) for i in range(moe.n_experts))
+                    absent = ranges.merge((e.offset, e.end) for e in extents if not self._is_cached(e))
+                for start, end in absent:
+                    first, last = ranges.owned(start, end, libc.PAGE)
+                    os.posix_fadvise(f.fd, first, last - first, os.POSIX_FADV_DONTNEED)
+
+    def _is_cached(self, e: Extent) -> bool:
+        """Whether more of it than its borders is cached, or may be."""
+        pages = resident_pages(self.mapping.files[e.file], e.offset, e.nbytes)
+        return pages is None or pages > 2
 
     def _spare(self, count: int) -> list[int]:
         """Experts that nobody holds, those first that are hardly cached."""

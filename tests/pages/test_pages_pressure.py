@@ -126,3 +126,48 @@ def test_the_budget_follows_the_memory_there_is(
     assert report["killed"] == 0
     # It went: its memory is taken back.
     assert after["budget"] > 0.85 * alone["budget"]
+
+
+_FORGET = """
+import json, os, sys
+from pathlib import Path
+from expertd.pages import memory
+from expertd.pages.mapping import MappedFiles
+from expertd.pages.pager import Pager
+from expertd.types import ExpertLayout, ExpertTensor, Extent, MoeLayer
+
+cgroup, path, stride, count = Path(sys.argv[1]), Path(sys.argv[2]), 700_032, 100
+(cgroup / "cgroup.procs").write_text(str(os.getpid()))
+layer = MoeLayer(0, count, tuple(ExpertTensor(r, r, 0, 4128 + i * stride * count, stride) for i, r in enumerate("gud")))
+layout = ExpertLayout((path,), (path.stat().st_size,), 1, count, 4, (layer,), (Extent(0, 0, 4128),))
+fd = os.open(path, os.O_RDONLY)
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+for at in range(0, layout.file_nbytes[0], 1 << 20):
+    os.pread(fd, 1 << 20, at)
+with MappedFiles.map([path]) as mapping:
+    pager = Pager(layout, mapping)
+    if sys.argv[3] == "calibrated":
+        pager.calibrate()
+    before = memory.reclaim().refault_bytes
+    pager.fetch(list(range(8)))
+    pager.wait(list(range(8)))
+    print(json.dumps([memory.reclaim().refault_bytes - before, 8 * layer.expert_nbytes]))
+"""
+
+
+@pytest.mark.linux65
+def test_what_a_former_reader_lost_is_not_taken_for_pressure(
+    cgroup: Path, scratch: Path, make_model: Callable[..., ExpertLayout]
+) -> None:
+    """The kernel remembers which pages it took, whoever had read them."""
+    layout = make_model(scratch / "pressed", stride=700_032, n_experts=100, n_layers=1, header=4_128)
+
+    def refaults(how: str) -> float:
+        command = [sys.executable, "-c", _FORGET, str(cgroup), str(layout.files[0]), how]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        refaulted, read = json.loads(done.stdout)
+        return float(refaulted / read)
+
+    assert refaults("as it was") > 0.1
+    assert refaults("calibrated") < 0.01
