@@ -170,6 +170,8 @@ def test_no_marker_is_shown(name: str, fragments: list[str]) -> None:
         ("harmony", "<|channel|>commentary<|message|>I will look.<|end|>", ("I will look.", "", [])),
         ("harmony", "No harmony at all.", ("No harmony at all.", "", [])),
         ("harmony", "<|channel|>ana", ("", "", [])),
+        ("harmony", "to=<|channel|>", ("", "", [])),
+        ("harmony", "to", ("to", "", [])),
         ("harmony_without_calls", "<|channel|>commentary to=functions.f<|message|>x", ("", "x", [])),
     ],
 )

@@ -52,7 +52,7 @@ class HarmonyParser:
         if not self._in_header:
             self._say(self._held, out)
             self._end_message(out)
-        elif self._first and not self._held.lstrip().startswith("<"):
+        elif self._first and "<|" not in self._held and not self._held.lstrip().startswith("<"):
             self._open(CHANNEL + "final", out)
             self._say(self._held, out)
         self._held = ""
