@@ -170,7 +170,7 @@ class WarmSettings(Section, frozen=True, kw_only=True):
         about(
             "dense: what every token uses; profile: and the profile's experts; all: up to the budget.", flag="--warm"
         ),
-    ] = "dense"
+    ] = "profile"
     ready_requires: Annotated[
         Literal["loaded", "warm", "rehearsed"], about("When /readyz and systemd are told that the daemon is ready.")
     ] = "loaded"
@@ -208,6 +208,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     ] = "auto"
     max_queue: Annotated[int, about("Requests that may wait; more get 429.", ge=0, le=100_000)] = 16
     max_body: Annotated[int, about("Largest request body.", kind="size", ge=1 << 10)] = 16 << 20
+    max_tokens: Annotated[int, about("Most tokens of one answer; 0 is no limit.", ge=0)] = 0
     request_seconds: Annotated[float, about("Longest time for one answer; 0 is no limit.", kind="seconds", ge=0)] = 0.0
     allowed_hosts: Annotated[
         list[str], about("Host headers accepted besides loopback names; bound to loopback others are refused.")
@@ -219,7 +220,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     tls_key: Annotated[str, about("PEM file with the private key; needs tls_certificate.", kind="path")] = ""
     drain_seconds: Annotated[
         float, about("Time for running streams to end at a stop.", kind="seconds", ge=0, le=3600)
-    ] = 10.0
+    ] = 8.0
 
 
 class LogSettings(Section, frozen=True, kw_only=True):

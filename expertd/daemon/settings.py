@@ -76,6 +76,7 @@ def server_settings(config: Config) -> ServerSettings:
         api_keys=tuple(read_keys(places.api_keys_file)) if places.api_keys_file else (),
         admin_key=admin[0] if admin else "",
         max_body_nbytes=server.max_body,
+        max_tokens=server.max_tokens or None,
         request_seconds=server.request_seconds,
         allowed_hosts=tuple(server.allowed_hosts),
         cors_origins=tuple(server.cors_origins),

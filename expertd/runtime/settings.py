@@ -24,7 +24,7 @@ class RuntimeSettings:
     pin_budget_share: float | None = None
     reserve: int | None = None
     lock_dense: bool = True
-    warm_level: str = "dense"
+    warm_level: str = "profile"
     ready_requires: str = "loaded"
     profile: str = "default"
     save_seconds: float = 300.0
