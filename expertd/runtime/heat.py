@@ -36,10 +36,12 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class _Ranking:
-    """numpy arrays by expert id. `hotter` and `colder` count used experts above and below; `n_used` have a score."""
+    """numpy arrays by expert id. `hotter` and `colder` count used experts above and below; `used` ones have a score, or
+    were routed to so lately that the policy has not counted it yet."""
 
     at: float
     scores: Any
+    used: Any
     order: Any
     hotter: Any
     colder: Any
@@ -75,7 +77,7 @@ class Heat:
         if self._cells is None or self._cells.version != version:
             np, ranking = self._np, self._rank()
             shares = 0.5 + (ranking.colder - ranking.hotter) / (2 * max(1, ranking.n_used))
-            heat = np.where(ranking.scores > 0, np.clip(np.round(shares * _HOTTEST), 1, _HOTTEST), 0).astype(np.uint8)
+            heat = np.where(ranking.used, np.clip(np.round(shares * _HOTTEST), 1, _HOTTEST), 0).astype(np.uint8)
             body = (self._states() << 6 | heat)[self._ids].tobytes()
             self._cells = Cells(self._layers, self._steering.layout.n_experts, body, version)
         return self._cells
@@ -106,12 +108,11 @@ class Heat:
         """`rank` counts from 1; None for an expert that was never used."""
         layout, recency, now = self._steering.layout, self._steering.recency, time.monotonic()
         top = float(ranking.scores.max(initial=0.0)) or 1.0
-        score = float(ranking.scores[e])
         return {
             "layer": e // layout.n_experts,
             "expert": e % layout.n_experts,
-            "rank": int(ranking.hotter[e]) + 1 if score > 0 else None,
-            "score": round(score / top, 6),
+            "rank": int(ranking.hotter[e]) + 1 if ranking.used[e] else None,
+            "score": round(float(ranking.scores[e]) / top, 6),
             "state": STATES[int(states[e])],
             "bytes": layout.expert_sizes[e],
             "used_seconds_ago": _ago(recency.used[e], now),
@@ -125,10 +126,11 @@ class Heat:
             scores = np.asarray(self._steering.cache.scores(), np.float32)
             order = np.argsort(-scores, kind="stable")
             ascending = scores[order[::-1]]
-            used = int((scores > 0).sum())
+            used = (scores > 0) | (np.asarray(self._steering.recency.used) > 0)
+            n_used = int(used.sum())
             hotter = len(scores) - np.searchsorted(ascending, scores, side="right")
-            colder = np.searchsorted(ascending, scores, side="left") - (len(scores) - used)
-            self._ranking = _Ranking(now, scores, order, hotter, colder, used)
+            colder = np.searchsorted(ascending, scores, side="left") - (len(scores) - n_used)
+            self._ranking = _Ranking(now, scores, used, order, hotter, colder, n_used)
         return self._ranking
 
     def _states(self) -> Any:
