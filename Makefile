@@ -2,12 +2,13 @@
 # make demo    set-up, then the main job on the built-in model, over HTTP
 # make test    set-up, then the tests
 # make lint    ruff, mypy --strict and the floors of the house
+# make install the service: package, units, configuration (docs/operations.md); make uninstall
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint clean
 
 setup: $(STAMP)
 
@@ -36,3 +37,5 @@ lint: setup
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+
+include config/install.mk
