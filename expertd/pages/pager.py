@@ -119,20 +119,16 @@ class Pager:
         """DONTNEED on what is not cached: drops nothing but the kernel's own notes."""
         for moe in self.layout.layers:
             for t in moe.tensors:
-                f = self.mapping.files[t.file]
-                if not self._is_cached(Extent(t.file, t.offset, t.stride * moe.n_experts)):
-                    absent = [(t.offset, t.offset + t.stride * moe.n_experts)]
-                else:
-                    extents = (t.extent(i) for i in range(moe.n_experts))
-                    absent = ranges.merge((e.offset, e.end) for e in extents if not self._is_cached(e))
-                for start, end in absent:
+                whole = Extent(t.file, t.offset, t.stride * moe.n_experts)
+                extents = [whole] if self._is_absent(whole) else (t.extent(i) for i in range(moe.n_experts))
+                for start, end in ranges.merge((e.offset, e.end) for e in extents if self._is_absent(e)):
                     first, last = ranges.owned(start, end, libc.PAGE)
-                    os.posix_fadvise(f.fd, first, last - first, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(self.mapping.files[t.file].fd, first, last - first, os.POSIX_FADV_DONTNEED)
 
-    def _is_cached(self, e: Extent) -> bool:
-        """Whether more of it than its borders is cached, or may be."""
-        pages = resident_pages(self.mapping.files[e.file], e.offset, e.nbytes)
-        return pages is None or pages > 2
+    def _is_absent(self, e: Extent) -> bool:
+        """Whether it owns pages and none of them is known to be cached."""
+        first, last = ranges.owned(e.offset, e.end, libc.PAGE)
+        return last > first and resident_pages(self.mapping.files[e.file], first, last - first) == 0
 
     def _spare(self, count: int) -> list[int]:
         """Experts that nobody holds, those first that are hardly cached."""

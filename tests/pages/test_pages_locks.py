@@ -178,9 +178,7 @@ def test_dense_weights_beyond_the_limit_are_locked_in_part_with_one_warning(
     assert "wanted" in warning
 
 
-def test_pins_beyond_the_limit_are_refused_and_counted(
-    run_child: Child, large: ExpertLayout
-) -> None:
+def test_pins_beyond_the_limit_are_refused_and_counted(run_child: Child, large: ExpertLayout) -> None:
     answer = _m1(run_child, large, "experts")
     assert answer["got"] == [11]
     assert answer["kernel"] == answer["ours"]

@@ -70,6 +70,18 @@ def test_a_fetch_reads_exactly_its_experts(on_large: Pager) -> None:
     assert (on_large.windows > 0) == (mode == "windows")
 
 
+def test_calibration_leaves_what_is_cached(on_small: Pager, on_large: Pager) -> None:
+    for pager, tried in ((on_small, 0), (on_large, 4)):
+        experts = [e for e in range(len(pager.held)) if pager.layout.expert_sizes[e]]
+        pager.prefetch(experts)
+        pager.wait(experts)
+        pager.release(experts)
+        pager.calibrate()
+        there = residency.resident_experts(pager.mapping, pager.layout)
+        assert there is not None
+        assert len(there) >= len(experts) - tried
+
+
 def test_a_second_fetch_reads_nothing(on_large: Pager) -> None:
     on_large.calibrate()
     on_large.fetch([1, 2])
