@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from expertd.cache.counters import Counters
@@ -37,10 +38,13 @@ class ExpertCache:
         budget_bytes: int,
         policy: str = "auto",
         half_life: float = DEFAULT_HALF_LIFE,
+        n_used: int = 0,
     ) -> None:
         self.sizes = list(sizes)
         self.n_experts = n_experts
         self.n_layers = len(self.sizes) // n_experts
+        self.n_used = n_used
+        """k, experts a token uses in a layer: as told, then as decoded last."""
         self.budget_bytes = budget_bytes
         self.resident_bytes = 0
         self.pinned_bytes = 0
@@ -51,93 +55,114 @@ class ExpertCache:
         self._policy = make_policy(policy, self.n_layers, n_experts, half_life)
         self._state = bytearray(len(self.sizes))
         self._speculative = bytearray(len(self.sizes))
+        self._n_speculative = 0
+        self._awaited: set[int] = set()
+        """Speculative experts whose layer has not come yet: no victims until then, or a read would be for nothing."""
+        self._layer_experts = [self._count_experts(layer) for layer in range(self.n_layers)]
         self._transient: set[int] = set()
         self._last_layer = self.n_layers
+
+    def _count_experts(self, layer: int) -> int:
+        """Experts of a layer: they have the first indices."""
+        sizes = self.sizes[layer * self.n_experts : (layer + 1) * self.n_experts]
+        return sizes.index(0) if 0 in sizes else self.n_experts
 
     @property
     def policy_name(self) -> str:
         """The policy in charge now."""
         return self._policy.name
 
-    def route(self, layer: int, ids: Sequence[int], phase: Phase = Phase.DECODE) -> Decision:
-        """The router picked the expert indices `ids` in `layer`: k of them for a token, k * tokens for a batch
-        (duplicates count). Ids that the model has not are dropped and counted."""
+    def route(
+        self, layer: int, ids: Sequence[int], phase: Phase = Phase.DECODE, n_tokens: int | None = None
+    ) -> Decision:
+        """The router picked the expert indices `ids` in `layer`: k of them for a token, or k for each of `n_tokens`
+        in turn. Without `n_tokens` a decoded layer is one token's and a prompt's is divided by k. Ids that the model
+        has not are dropped and counted."""
         if layer <= self._last_layer:
             self.steps += 1
         self._last_layer = layer
         if not 0 <= layer < self.n_layers:
             self.counters.out_of_range += len(ids)
             return Decision()
-        experts, counts = self._distinct(layer, ids, phase)
-        self._policy.touch(layer, experts, counts, phase)
-        return self._serve(layer, experts, phase)
+        base = layer * self.n_experts
+        if ids and min(ids) >= 0 and max(ids) < self._layer_experts[layer]:
+            valid = list(ids)
+        else:
+            valid = [i for i in ids if 0 <= i < self._layer_experts[layer]]
+            self.counters.out_of_range += len(ids) - len(valid)
+            if not valid:
+                return Decision()
+        if phase == Phase.DECODE and n_tokens is None and len(set(valid)) == len(valid):
+            self._policy.touch(layer, valid, 1)
+            self.n_used = len(valid)
+            return self._serve(layer, [base + i for i in valid], phase)
+        self._policy.touch(layer, valid, self._tokens(valid, n_tokens))
+        return self._serve(layer, [base + i for i in sorted(set(valid))], phase)
 
-    def _distinct(self, layer: int, ids: Sequence[int], phase: Phase) -> tuple[list[int], list[int] | None]:
-        base, n_experts, sizes = layer * self.n_experts, self.n_experts, self.sizes
-        if phase == Phase.DECODE:
-            experts = [base + i for i in ids if 0 <= i < n_experts and sizes[base + i]]
-            if len(experts) != len(ids):
-                self.counters.out_of_range += len(ids) - len(experts)
-            if len(set(experts)) == len(experts):
-                return experts, None
-        tally: dict[int, int] = {}
-        for i in ids:
-            tally[i] = tally.get(i, 0) + 1
-        experts = sorted(base + i for i in tally if 0 <= i < n_experts and sizes[base + i])
-        counts = [tally[e - base] for e in experts]
-        if phase != Phase.DECODE:
-            self.counters.out_of_range += len(ids) - sum(counts)
-        return experts, counts
+    def _tokens(self, ids: list[int], n_tokens: int | None) -> int:
+        """Tokens of a batch: as told, else by k where that divides, else the least number that can be."""
+        if n_tokens is None and self.n_used:
+            n_tokens = len(ids) // self.n_used
+        if n_tokens and len(ids) % n_tokens == 0:
+            return n_tokens
+        least = max(Counter(ids).values())
+        return next(n for n in range(least, len(ids) + 1) if len(ids) % n == 0)
 
     def _serve(self, layer: int, experts: list[int], phase: Phase) -> Decision:
-        """1. Count; 2. let go of transients not wanted now; 3. make room for each miss; 4. admit or hold it
-        as transient."""
+        """1. Let go of transients not wanted now; 2. count; 3. make room for each miss, and 4. admit it, or hold it as
+        transient."""
         state, sizes, counters = self._state, self.sizes, self.counters
-        decision = Decision()
-        if self._transient:
-            self._release_transient(experts, decision)
-        missing = []
-        request_bytes = hit_bytes = hits = 0
-        for expert in experts:  # 1
-            size = sizes[expert]
-            request_bytes += size
-            if state[expert] or expert in self._transient:
-                hits += 1
-                hit_bytes += size
-                if self._speculative[expert]:
-                    self._speculative[expert] = 0
-                    counters.predicted_used += 1
-            else:
-                missing.append(expert)
-        counters.requests += len(experts)
+        evict: list[int] = []
+        if self._transient:  # 1
+            self._release_transient(experts, evict)
+            transient = self._transient
+            missing = [e for e in experts if not state[e] and e not in transient]
+        else:
+            missing = [e for e in experts if not state[e]]
+        if self._n_speculative:
+            self._settle_speculation(layer, experts)
+        n, hits = len(experts), len(experts) - len(missing)  # 2
+        nbytes = sum([sizes[e] for e in experts])
+        counters.requests += n
         counters.hits += hits
-        counters.request_bytes += request_bytes
-        counters.hit_bytes += hit_bytes
         counters.layer_hits[layer] += hits
-        counters.layer_misses[layer] += len(missing)
-        decision.hits = hits
+        counters.request_bytes += nbytes
         if phase == Phase.PREFILL:
-            counters.prompt_requests += len(experts)
+            counters.prompt_requests += n
             counters.prompt_hits += hits
-        if missing:
-            missing.sort()
-            decision.fetch = missing
-            held = set(experts)
-            cause = "prompt" if phase == Phase.PREFILL else "route"
-            for expert in missing:  # 3
-                if self._make_room(layer, sizes[expert], held, "route", decision.evict):
-                    self._insert(expert, cause)
-                else:  # 4
-                    self._transient.add(expert)
-                    self.transient_bytes += sizes[expert]
-        return decision
+        if not missing:
+            counters.hit_bytes += nbytes
+            return Decision(hits, missing, evict)
+        counters.hit_bytes += nbytes - sum([sizes[e] for e in missing])
+        counters.layer_misses[layer] += n - hits
+        missing.sort()
+        held = self._awaited.union(experts)
+        cause = "prompt" if phase == Phase.PREFILL else "route"
+        for expert in missing:  # 3
+            if self._make_room(layer, sizes[expert], held, "route", evict):
+                self._insert(expert, cause)  # 4
+            else:
+                self._transient.add(expert)
+                self.transient_bytes += sizes[expert]
+        return Decision(hits, missing, evict)
 
-    def _release_transient(self, experts: list[int], decision: Decision) -> None:
+    def _settle_speculation(self, layer: int, experts: list[int]) -> None:
+        speculative = self._speculative
+        if self._awaited:
+            n = self.n_experts
+            self._awaited = {e for e in self._awaited if e // n != layer}
+        for expert in experts:
+            if speculative[expert]:
+                speculative[expert] = 0
+                self._n_speculative -= 1
+                self.counters.predicted_used += 1
+
+    def _release_transient(self, experts: list[int], evict: list[int]) -> None:
         for expert in sorted(self._transient.difference(experts)):
             self._transient.discard(expert)
             self.transient_bytes -= self.sizes[expert]
             self.counters.evictions["transient"] += 1
-            decision.evict.append(expert)
+            evict.append(expert)
 
     def _make_room(self, layer: int, nbytes: int, held: set[int], cause: str, evict: list[int]) -> bool:
         if self.pinned_bytes + nbytes > self.budget_bytes:
@@ -165,6 +190,8 @@ class ExpertCache:
         self.counters.evictions[cause] += 1
         if self._speculative[expert]:
             self._speculative[expert] = 0
+            self._n_speculative -= 1
+            self._awaited.discard(expert)
             self.counters.predicted_wasted += 1
 
     def _known(self, experts: Iterable[int]) -> list[int]:
@@ -193,6 +220,8 @@ class ExpertCache:
             decision.fetch.append(expert)
             if cause == "predict":
                 self._speculative[expert] = 1
+                self._n_speculative += 1
+                self._awaited.add(expert)
                 self.counters.predicted += 1
         decision.fetch.sort()
         return decision
@@ -203,7 +232,7 @@ class ExpertCache:
             return False
         out: list[int] = []
         free = self.budget_bytes - self.resident_bytes
-        held = set(decision.fetch)
+        held = self._awaited.union(decision.fetch)
         while free < size:
             victim = policy.victim(layer, held)
             if victim < 0 or policy.score(victim) >= score:
@@ -302,8 +331,7 @@ class ExpertCache:
 
     def scores(self) -> list[float]:
         """How hot each expert is, by expert id; for the heat map and for profiles."""
-        score = self._policy.score
-        return [score(e) for e in range(len(self.sizes))]
+        return self._policy.scores()
 
     def hottest(self) -> list[int]:
         """Expert ids with a score above 0, hottest first."""

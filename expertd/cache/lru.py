@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Sequence
 
-from expertd.types import Phase
-
 
 class LruPolicy:
     name = "lru"
 
-    def __init__(self, n_ids: int) -> None:
+    def __init__(self, n_layers: int, n_experts: int, half_life: float) -> None:
+        self._n_experts = n_experts
         self._order: OrderedDict[int, None] = OrderedDict()
-        self._last = [0] * n_ids
+        self._last = [0] * (n_layers * n_experts)
         self._clock = 0
 
-    def touch(self, layer: int, experts: Sequence[int], counts: Sequence[int] | None, phase: Phase) -> None:
+    def touch(self, layer: int, ids: Sequence[int], n_tokens: int) -> None:
+        order, last, base = self._order, self._last, layer * self._n_experts
+        if n_tokens > 1:
+            ids = list(dict.fromkeys(reversed(ids)))
+            ids.reverse()
         self._clock += 1
-        order, last, clock = self._order, self._last, self._clock
-        for expert in experts:
+        clock = self._clock
+        for i in ids:
+            expert = base + i
             last[expert] = clock
             if expert in order:
                 order.move_to_end(expert)
@@ -38,6 +42,9 @@ class LruPolicy:
 
     def score(self, expert: int) -> float:
         return float(self._last[expert])
+
+    def scores(self) -> list[float]:
+        return [float(t) for t in self._last]
 
     def load(self, expert: int, score: float) -> None:
         self._last[expert] = int(score)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from expertd.cache.hybrid import HybridPolicy
+from expertd.cache.lfu import LfuPolicy
 from expertd.cache.lru import LruPolicy
 from expertd.errors import UsageError
-from expertd.types import Phase
 
 
 class Policy(Protocol):
-    """What a policy answers. All arguments are expert ids (`layer * n_experts + index`).
+    """What a policy answers. An `expert` is an expert id (`layer * n_experts + index`).
 
     Called by the cache alone, in this order for one route: `touch`, then `victim` and `remove` per eviction, then
     `insert` per fetch. `victim` sees only what was inserted and not removed: pinned experts are removed.
@@ -24,8 +24,9 @@ class Policy(Protocol):
 
     name: str
 
-    def touch(self, layer: int, experts: Sequence[int], counts: Sequence[int] | None, phase: Phase) -> None:
-        """The router picked `experts` (no duplicates) in `layer`; `counts` by expert in a prompt, else None."""
+    def touch(self, layer: int, ids: Sequence[int], n_tokens: int) -> None:
+        """The router picked `ids`, indices within `layer`: k of one token (each once), or k of each of a batch's
+        `n_tokens` in turn. The sequence is the policy's to keep."""
 
     def insert(self, expert: int) -> None:
         """`expert` became resident."""
@@ -37,7 +38,11 @@ class Policy(Protocol):
         """The resident expert to give up first, none of `held`, as seen from `layer`; -1 where there is none."""
 
     def score(self, expert: int) -> float:
-        """How hot an expert is, resident or not: comparable between experts, at one time."""
+        """How hot an expert is, resident or not: comparable between experts, at one time. Changes nothing, and any
+        thread may ask: what waits to be worked off may be left out."""
+
+    def scores(self) -> list[float]:
+        """`score` by expert id."""
 
     def load(self, expert: int, score: float) -> None:
         """Start an expert with a score of an earlier run."""
@@ -46,15 +51,16 @@ class Policy(Protocol):
 PolicyMaker = Callable[[int, int, float], Policy]
 
 POLICIES: dict[str, PolicyMaker] = {
-    "lru": lambda n_layers, n_experts, half_life: LruPolicy(n_layers * n_experts),
     "hybrid": HybridPolicy,
-    "auto": HybridPolicy,
+    "lfu": LfuPolicy,
+    "lru": LruPolicy,
 }
+_ALIASES = {"auto": "hybrid", "lfru": "hybrid"}
 
 
 def make_policy(name: str, n_layers: int, n_experts: int, half_life: float) -> Policy:
     """A fresh policy. UsageError where the name is unknown."""
-    maker = POLICIES.get(name)
+    maker = POLICIES.get(_ALIASES.get(name, name))
     if maker is None:
         raise UsageError(f"there is no policy {name!r}", hint="known are " + ", ".join(POLICIES))
     return maker(n_layers, n_experts, half_life)
