@@ -38,14 +38,14 @@ def wait_for(condition: Callable[[], Any], what: str = "", seconds: float = WAIT
 class Daemon:
     """`expertd serve` on the built-in model, with a budget that makes experts come and go."""
 
-    def __init__(self, model: Path, directory: Path, *settings: str) -> None:
+    def __init__(self, model: Path, directory: Path, *settings: str, steering: str = "on") -> None:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = int(s.getsockname()[1])
         self.directory, self.socket = directory, directory / "admin.sock"
         self.url = f"http://127.0.0.1:{self.port}"
         self._arguments = [
-            sys.executable, "-m", "expertd", "serve", "--model", str(model), "--budget", BUDGET, "--steering", "on",
+            sys.executable, "-m", "expertd", "serve", "--model", str(model), "--budget", BUDGET, "--steering", steering,
             "--port", str(self.port), "--socket", str(self.socket), "--ctx", "512", "--threads", "1",
             *(part for setting in (f"state.directory={directory}", *settings) for part in ("--set", setting)),
         ]  # fmt: skip
@@ -96,7 +96,7 @@ class Daemon:
 
 @pytest.fixture(scope="session")
 def make_daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Daemon]:
-    return lambda *settings: Daemon(demo_model, tmp_path_factory.mktemp("daemon"), *settings)
+    return lambda *settings, **options: Daemon(demo_model, tmp_path_factory.mktemp("daemon"), *settings, **options)
 
 
 @pytest.fixture(scope="module")

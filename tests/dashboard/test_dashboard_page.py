@@ -195,6 +195,22 @@ def test_it_survives_a_restart(page: Any, used: Any, waiting: Callable[..., Any]
         waiting(lambda: page.text("request-what").startswith("Writing:"), "the next request")
 
 
+def test_without_steering_it_says_why_there_is_no_map(
+    page: Any, make_daemon: Callable[..., Any], waiting: Callable[..., Any]
+) -> None:
+    daemon = make_daemon(steering="off")
+    daemon.start()
+    try:
+        page.open(daemon.url)
+        waiting(lambda: "There is no map" in page.text("map-empty"), "the reason")
+        assert page.shown("map-empty")
+        assert not page.shown("map")
+        page.find("as-tables").click()
+        assert page.complaints() == []
+    finally:
+        daemon.stop()
+
+
 def test_a_key_is_asked_for(
     page: Any, make_daemon: Callable[..., Any], tmp_path: Any, waiting: Callable[..., Any]
 ) -> None:

@@ -120,7 +120,7 @@ class Dashboard {
     $("map-charts").querySelector(".map-wrap").hidden = $("legend").hidden = !steering;
     $("map-empty").hidden = steering;
     if (!steering) {
-      say($("map-empty"), now.state === "ready" ? `Nothing is steered, so there is no map: ${now.cache.why}.` : "The map comes with the model.");
+      say($("map-empty"), now.state === "ready" ? `There is no map, since nobody looks at the router (${now.cache.why}).` : "The map comes with the model.");
       say($("map-counts"), "");
       return false;
     }

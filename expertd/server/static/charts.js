@@ -13,7 +13,7 @@ const CHARTS = [
     lines: [{ column: "hit_ratio", label: "decoding", colour: "good" }, { column: "prompt_hit_ratio", label: "prompts", colour: "muted" }],
   },
   {
-    id: "disk", title: "From the disk", unit: "MiB/s", say: number,
+    id: "disk", title: "From the disk", unit: "MiB/s", say: number, top: 1,
     lines: [
       { column: "disk_read_bytes_per_second", label: "read", colour: "info", scale: mib },
       { column: "fetch_bytes_per_second", label: "asked for", colour: "muted", scale: mib },
