@@ -1,17 +1,17 @@
 """A recorded trace as a series of tokens, each with the experts that every layer took.
 
-Reads the route CSV (`turn,phase,step,layer,slot,expert,...` after `#` lines). Forcing the routes upon a model is
-`forcing`'s, replaying them without a model `cache.replay`'s.
+Reading the file is `runtime.trace_load`'s, forcing the routes upon a model `forcing`'s, replaying them without a model
+`cache.replay`'s.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from expertd.errors import BenchError, StateError
+from expertd.runtime.trace_load import load_trace
+from expertd.types import Phase
 
 TokenRoutes = dict[int, tuple[int, ...]]
 """Experts by layer, in the order of their slots."""
@@ -40,46 +40,22 @@ class Routes:
 
 def load(path: Path) -> Routes:
     """Read a trace. Raises StateError, naming the line, when it is none."""
-    try:
-        with path.open(newline="") as file:
-            return _parse(file, path)
-    except OSError as e:
-        raise StateError(f"cannot read the trace {path}: {e.strerror}") from e
-    except UnicodeDecodeError as e:
-        raise StateError(f"{path} is no trace: it is not text", hint="give a route CSV") from e
-
-
-def _parse(lines: Iterable[str], path: Path) -> Routes:
-    reader = csv.DictReader(line for line in lines if not line.startswith("#"))
-    if not {"turn", "phase", "step", "layer", "expert"} <= set(reader.fieldnames or ()):
-        raise StateError(f"{path} is no trace: its first line does not name turn, phase, step, layer and expert")
-    tokens: dict[tuple[int, int], dict[int, list[int]]] = {}
+    trace = load_trace(path)
+    tokens: dict[tuple[int, int], TokenRoutes] = {}
     in_prompt = set()
-    for key, phase, layer, expert in _rows(reader, path):
-        tokens.setdefault(key, {}).setdefault(layer, []).append(expert)
-        if phase == 0:
-            in_prompt.add(key)
-    if not tokens:
-        raise StateError(f"{path} holds no routes")
+    for route in trace.routes:
+        for step, ids in route.tokens():
+            token = tokens.setdefault((route.turn, step), {})
+            token[route.layer] = token.get(route.layer, ()) + ids
+            if route.phase == Phase.PREFILL:
+                in_prompt.add((route.turn, step))
     widths = {len(ids) for token in tokens.values() for ids in token.values()}
     if len(widths) > 1:
         raise StateError(f"{path}: tokens route to {min(widths)} to {max(widths)} experts; one number is needed")
     return Routes(
-        tokens=tuple({layer: tuple(ids) for layer, ids in token.items()} for token in tokens.values()),
+        tokens=tuple(tokens.values()),
         prompt_tokens=len(in_prompt),
         k=widths.pop(),
         n_layers=1 + max(layer for token in tokens.values() for layer in token),
         n_experts=1 + max(e for token in tokens.values() for ids in token.values() for e in ids),
     )
-
-
-def _rows(reader: csv.DictReader[str], path: Path) -> Iterator[tuple[tuple[int, int], int, int, int]]:
-    for row in reader:
-        try:
-            key = (int(row["turn"]), int(row["step"]))
-            values = key, int(row["phase"]), int(row["layer"]), int(row["expert"])
-        except (TypeError, ValueError) as e:
-            raise StateError(f"{path}, line {reader.line_num} after its head, is no route") from e
-        if min(values[2:]) < 0:
-            raise StateError(f"{path}, line {reader.line_num} after its head, is no route")
-        yield values

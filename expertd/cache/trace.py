@@ -113,7 +113,7 @@ def parse_columns(lines: Iterable[str], name: str) -> Trace:
             continue
         if not columns:
             if not set(_COLUMNS) <= set(cells):
-                raise StateError(f"{name} is no trace: its first line does not name turn, phase, step, layer and expert")
+                raise StateError(f"{name} is no trace: its first line does not name {', '.join(_COLUMNS)}")
             columns = [cells.index(c) for c in _COLUMNS]
             size_column = cells.index("expert_bytes") if "expert_bytes" in cells else -1
             continue
@@ -181,12 +181,11 @@ class _Batches:
     def _end_token(self) -> None:
         if self._key is None:
             return
-        turn, phase, step, layer = self._key
         ids, self._ids = tuple(self._ids), []
         if self._batch_key is not None:
             b_turn, b_phase, b_step, b_layer = self._batch_key
-            follows = (b_turn, b_phase, b_step + len(self._batch), b_layer) == (turn, Phase.PREFILL, step, layer)
-            if follows and len(ids) == len(self._batch[0]):
+            follows = self._key == (b_turn, b_phase, b_step + len(self._batch), b_layer)
+            if follows and b_phase == Phase.PREFILL and len(ids) == len(self._batch[0]):
                 self._batch.append(ids)
                 return
         self._end_batch()
