@@ -104,6 +104,15 @@ class PageLocks:
                 got += nbytes
         return LockReport(wanted, got, limit, 0)
 
+    def unlock_most(self, extents: Iterable[tuple[int, int]], nbytes: int) -> None:
+        """Undo a `lock_most` of these ranges that got `nbytes`."""
+        for start, end in extents:
+            for at, length in ranges.chunks(start, end, _PIECE):
+                if nbytes <= 0:
+                    return
+                self.unlock([(at, at + min(length, nbytes))])
+                nbytes -= length
+
     def _count(self, start: int, end: int) -> None:
         own = ranges.owned(start, end, self._page)
         self.locked_bytes += own[1] - own[0]

@@ -348,6 +348,10 @@ class Pager:
             log.warning("%s", report.warning())
         return report
 
+    def unlock_extents(self, extents: Iterable[Extent], nbytes: int) -> None:
+        """Undo a `lock_extents` that got `nbytes`; the pages stay until somebody needs the memory."""
+        self.locks.unlock_most(self._exact(self.mapping.clip(ranges.merge_extents(extents))), nbytes)
+
     @property
     def fetch_errors(self) -> int:
         """Reads that the kernel refused; such pages are read by faults."""

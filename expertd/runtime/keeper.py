@@ -102,6 +102,8 @@ class Keeper:
             wanted = self.fixed_bytes if self.fixed_bytes != steering.cache.budget_bytes else None
         if pinned > self.pin_limit_bytes:
             self._give_pins_up(pinned - self.pin_limit_bytes)
+        if self._controller.release_dense and (released := self._session.release_dense()):
+            log.warning("memory is nearly gone: %s of dense weights are unlocked", format_size(released))
         if wanted is None:
             return
         steering.act(lambda cache: cache.resize(wanted))

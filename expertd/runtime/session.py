@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from expertd.cache.expert_cache import DEFAULT_HALF_LIFE, ExpertCache
@@ -32,10 +32,11 @@ from expertd.model.fingerprint import fingerprint
 from expertd.model.gguf import read_model
 from expertd.model.memory import kv_nbytes
 from expertd.pages import memory
+from expertd.pages.guard import BusGuard
 from expertd.pages.mapping import MappedFiles
 from expertd.pages.pager import Pager
 from expertd.pages.residency import resident_experts
-from expertd.pages.worker import PagerWorker
+from expertd.pages.worker import Kind, PagerWorker
 from expertd.runtime.ahead import Ahead
 from expertd.runtime.choice import Choice, choose
 from expertd.runtime.settings import RuntimeSettings
@@ -90,6 +91,7 @@ class Session:
         self.conversations = Conversations(context, prompt_cache_nbytes)
         self.generation = Generation(context, self.conversations)
         self.template = ChatTemplate(info.chat_template, bos=info.bos, eos=info.eos)
+        self.guard = _guard(mapping)
         self.kv_nbytes = 0
         self.dense_locked_nbytes = 0
         self.fixed_budget_bytes: int | None = None
@@ -98,6 +100,19 @@ class Session:
         """Whether nobody said how much may be pinned."""
         self.notes: list[str] = [choice.why, *model.notes]
 
+    def check_files(self) -> None:
+        """After each step, before its token leaves: raises ModelChangedError when the step read what is no more."""
+        if self.guard is not None:
+            self.guard.check()
+
+    def release_dense(self) -> int:
+        """Unlocks the dense weights, the last thing to give before the kernel kills. Returns their bytes."""
+        steering, released = self.steering, self.dense_locked_nbytes
+        if steering is not None and released:
+            steering.worker.submit(Kind.PIN, _unlock_dense(steering, released))
+            self.dense_locked_nbytes = 0
+        return released
+
     def close(self) -> None:
         """Frees in the order that llama.cpp needs: the pager's thread, the context, the model, the descriptors."""
         if self.steering is not None:
@@ -105,8 +120,23 @@ class Session:
             self.steering.pager.close()
         self.context.close()
         self.model.close()
+        if self.guard is not None:
+            self.guard.close()
         if self.mapping is not None:
             self.mapping.close()
+
+
+def _unlock_dense(steering: Steering, nbytes: int) -> Iterator[None]:
+    steering.pager.unlock_extents(steering.layout.dense, nbytes)
+    yield
+
+
+def _guard(mapping: MappedFiles | None) -> BusGuard | None:
+    if mapping is None:
+        return None
+    guard = BusGuard(mapping)
+    guard.install()
+    return guard
 
 
 def open_session(

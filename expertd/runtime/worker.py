@@ -16,7 +16,7 @@ from typing import Protocol
 from expertd.engine.context import Cancelled
 from expertd.engine.generate import Outcome
 from expertd.engine.requests import Finished, GenerationRequest, PromptProgress, Queued, Receipt
-from expertd.errors import EngineError, ExpertdError
+from expertd.errors import EngineError, ExpertdError, ModelChangedError
 from expertd.runtime.admission import Job, RequestQueue
 from expertd.runtime.session import Session
 from expertd.runtime.stats import Stats
@@ -122,6 +122,11 @@ class EngineThread:
         except Cancelled as error:
             self._stats.cancelled += 1
             return error
+        except ModelChangedError as error:
+            # Nothing more can be computed with these weights: the service ends, and comes back with the new file.
+            self._stats.failed += 1
+            self._on_change("failed", error.line())
+            return error
         except ExpertdError as error:
             self._stats.failed += 1
             return error
@@ -139,6 +144,7 @@ class EngineThread:
                 event = next(run)
             except StopIteration as end:
                 return self._finished(job, session, end.value, meter.receipt())
+            session.check_files()
             if job.cancelled:
                 run.close()
                 raise Cancelled("the request was cancelled")
