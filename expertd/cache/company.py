@@ -20,7 +20,7 @@ _PRIOR = 4.0
 """Uses of an expert that the frequencies count for beside its own followers."""
 _HALVE_AFTER = 192
 """Tokens after which all counts are halved: topics change."""
-_MOST_WAITING = 8
+_MOST_WAITING = 16
 _PATIENCE = 64
 """Learned tokens per token that may wait: while little is known, each one counts at once."""
 _PROMPT_TOKENS = 256
@@ -46,8 +46,9 @@ class Company:
         return n_layers * n_experts * n_experts <= _MOST_COUNTS
 
     def __init__(self, n_experts: int) -> None:
-        self._counts = np.zeros((n_experts, n_experts), np.float32)
-        """[a, b]: how much b came after a."""
+        self._counts = np.zeros((n_experts, n_experts + 1), np.float32)
+        """[a, b]: how much b came after a. The last column is the weight of the frequencies beside them."""
+        self._counts[:, -1] = _PRIOR
         self._total = np.zeros(n_experts, np.float32)
         """By a: what its counts come to for each expert that a token uses."""
         self._weight = np.full(n_experts, 1.0 / _PRIOR)
@@ -83,20 +84,17 @@ class Company:
         now = seen[_LAGS:]
         now[np.arange(n)[:, None], used] = 1.0
         before = _band(n) @ seen
-        self._counts += before.T @ now
+        self._counts[:, :-1] += before.T @ now
         self._total += before.sum(axis=0)
         self._tail = seen[-_LAGS:]
         self._until_halved -= min(n, _HALVE_AFTER // 2)
         if self._until_halved <= 0:
             self._until_halved += _HALVE_AFTER
-            self._counts *= 0.5
+            self._counts[:, :-1] *= 0.5
             self._total *= 0.5
         np.divide(1.0, self._total + _PRIOR, out=self._weight)
 
-    def chances(self, ids: Sequence[int], frequency: Any) -> Any:
-        """The chance of each expert to be used soon after a token that used `ids`; `frequency` is the prior."""
-        weight = self._weight.take(ids)
-        chances = np.dot(weight, self._counts.take(ids, axis=0))
-        chances += frequency * (_PRIOR * float(weight.sum()))
-        chances *= 1.0 / len(ids)
-        return chances
+    def sums(self, used: Any) -> Any:
+        """The chances of each expert to be used soon after a token that used `used` (indices as an array), summed over
+        those; behind them, as one number more, what the frequencies are to be counted in with."""
+        return np.dot(self._weight.take(used), self._counts.take(used, axis=0))

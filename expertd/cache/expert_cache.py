@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from expertd.cache.auto import CANDIDATES, AutoPolicy
 from expertd.cache.counters import Counters
 from expertd.cache.decision import Decision
-from expertd.cache.policy import make_policy
+from expertd.cache.policy import Policy, make_policy
+from expertd.cache.shadow import Shadows
 from expertd.types import Phase
 
 DEFAULT_HALF_LIFE = 16.0
@@ -52,7 +54,12 @@ class ExpertCache:
         self.steps = 0
         """Tokens (or prompt batches) seen: a layer number that does not increase begins a new one."""
         self.counters = Counters(layer_hits=[0] * self.n_layers, layer_misses=[0] * self.n_layers)
-        self._policy = make_policy(policy, self.n_layers, n_experts, half_life)
+        self._half_life = half_life
+        self._total_bytes = sum(self.sizes)
+        self._crowded = budget_bytes < self._total_bytes
+        """Whether anything ever has to go; else other policies are not tried."""
+        self._auto = self._make_auto() if policy == "auto" else None
+        self._policy = self._auto or make_policy(policy, self.n_layers, n_experts, half_life)
         self._state = bytearray(len(self.sizes))
         self._speculative = bytearray(len(self.sizes))
         self._n_speculative = 0
@@ -60,7 +67,21 @@ class ExpertCache:
         """Speculative experts whose layer has not come yet: no victims until then, or a read would be for nothing."""
         self._layer_experts = [self._count_experts(layer) for layer in range(self.n_layers)]
         self._transient: set[int] = set()
+        self._in_use: list[int] = []
         self._last_layer = self.n_layers
+
+    def _make_auto(self) -> AutoPolicy:
+        """`auto` with its shadows, which are caches of this kind."""
+        n_experts, half_life = self.n_experts, self._half_life
+
+        def policy(name: str) -> Policy:
+            return make_policy(name, self.n_layers, n_experts, half_life)
+
+        def cache(name: str, sizes: Sequence[int], budget_bytes: int) -> ExpertCache:
+            return ExpertCache(sizes, n_experts, budget_bytes, name, half_life, self.n_used)
+
+        return AutoPolicy(self.n_layers, n_experts, half_life, policy,
+                          Shadows(self.sizes, n_experts, self.budget_bytes, CANDIDATES, cache))  # fmt: skip
 
     def _count_experts(self, layer: int) -> int:
         """Experts of a layer: they have the first indices."""
@@ -69,8 +90,21 @@ class ExpertCache:
 
     @property
     def policy_name(self) -> str:
-        """The policy in charge now."""
+        """The policy in charge now; under `auto` that word and which one it is on."""
         return self._policy.name
+
+    @property
+    def shadow_hits(self) -> dict[str, int]:
+        """Hits of the shadow caches by policy, of `shadow_requests` each; empty but under `auto`."""
+        return dict(self._auto.shadows.hits) if self._auto is not None else {}
+
+    @property
+    def shadow_requests(self) -> int:
+        return self._auto.shadows.requests if self._auto is not None else 0
+
+    @property
+    def policy_switches(self) -> int:
+        return self._auto.switches if self._auto is not None else 0
 
     def route(
         self, layer: int, ids: Sequence[int], phase: Phase = Phase.DECODE, n_tokens: int | None = None
@@ -80,7 +114,11 @@ class ExpertCache:
         has not are dropped and counted."""
         if layer <= self._last_layer:
             self.steps += 1
+            if self._auto is not None:
+                self._auto.judge(self.steps)
         self._last_layer = layer
+        if self._auto is not None and self._crowded:
+            self._auto.shadows.route(layer, ids, phase, n_tokens)
         if not 0 <= layer < self.n_layers:
             self.counters.out_of_range += len(ids)
             return Decision()
@@ -112,6 +150,7 @@ class ExpertCache:
         """1. Let go of transients not wanted now; 2. count; 3. make room for each miss, and 4. admit it, or hold it as
         transient."""
         state, sizes, counters = self._state, self.sizes, self.counters
+        self._in_use = experts
         evict: list[int] = []
         if self._transient:  # 1
             self._release_transient(experts, evict)
@@ -203,6 +242,27 @@ class ExpertCache:
         """Speculation: fetch those of `experts` for which there is room, or for which something colder can go."""
         return self._offer(experts, "predict")
 
+    def expect(self, experts: Iterable[int]) -> Decision:
+        """Guesses that proved right more often than not: room is made as the route itself would a moment later, by
+        evicting the same victim. Never one that the layer at hand uses."""
+        decision = Decision()
+        layer = self._last_layer % self.n_layers
+        wanted = [e for e in self._known(experts) if not self._state[e] and e not in self._transient]
+        held = self._awaited.union(wanted, self._in_use)
+        for expert in wanted:
+            if self._make_room(layer, self.sizes[expert], held, "predict", decision.evict):
+                self._insert(expert, "predict")
+                self._speculate(expert)
+                decision.fetch.append(expert)
+        decision.fetch.sort()
+        return decision
+
+    def _speculate(self, expert: int) -> None:
+        self._speculative[expert] = 1
+        self._n_speculative += 1
+        self._awaited.add(expert)
+        self.counters.predicted += 1
+
     def admit(self, experts: Iterable[int]) -> Decision:
         """Warm-up, hottest first: `fetch` has those accepted (free room, or something colder goes). Read them, or
         take them as they are where they are in the page cache already."""
@@ -219,10 +279,7 @@ class ExpertCache:
             self._insert(expert, cause)
             decision.fetch.append(expert)
             if cause == "predict":
-                self._speculative[expert] = 1
-                self._n_speculative += 1
-                self._awaited.add(expert)
-                self.counters.predicted += 1
+                self._speculate(expert)
         decision.fetch.sort()
         return decision
 
@@ -284,6 +341,9 @@ class ExpertCache:
     def resize(self, budget_bytes: int) -> Decision:
         """A new budget. Coldest go first, then, where even the pins are too much, the coldest pins."""
         self.budget_bytes = budget_bytes
+        self._crowded = budget_bytes < self._total_bytes
+        if self._auto is not None:
+            self._auto.shadows.resize(budget_bytes)
         decision = Decision()
         layer = self._last_layer % self.n_layers
         if self.pinned_bytes > budget_bytes:

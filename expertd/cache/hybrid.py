@@ -36,7 +36,7 @@ _FLOOR = 0.03
 _OLDEST = 255
 _NEVER = 1e9
 """The chance of a layer that has no candidate: above all others at any distance."""
-_MOST_WAITING = 8
+_MOST_WAITING = 16
 """Visits of a layer that may wait to be worked off."""
 _PROMPT_SHARE = 0.5
 """The most that a prompt may replace of what decoding taught, however long it is."""
@@ -56,8 +56,8 @@ class HybridPolicy:
         self._frequency = list(np.zeros((n_layers, n_experts)))
         self._age = list(np.full((n_layers, n_experts), _OLDEST, np.int64))
         self._company = [Company(n_experts) for _ in range(n_layers)] if Company.fits(n_layers, n_experts) else None
-        self._recent: list[Sequence[int]] = [()] * n_layers
-        """The indices that a layer used last, where that was a decoded token's."""
+        self._recent: list[Any] = [None] * n_layers
+        """The indices that a layer used last, as an array, where that was a decoded token's."""
         self._waiting: list[list[Sequence[int]]] = [[] for _ in range(n_layers)]
         self._taught = [0.0] * n_layers
         """How far a layer's frequencies are from nothing known (0): what a prompt must not wash out."""
@@ -105,10 +105,11 @@ class HybridPolicy:
             ids = waiting[0]
             if company is not None:
                 company.follow(ids)
+            used = np.array(ids, np.intp)
             frequency *= self._decay
-            frequency[ids] += self._rate
+            frequency[used] += self._rate
             age += 1
-            age[ids] = 0
+            age[used] = 0
         else:
             used = np.array(waiting, np.intp)
             if company is not None:
@@ -120,7 +121,7 @@ class HybridPolicy:
             frequency += (self._rate * fade[1:]) @ seen
             age += n
             age[used] = _BACK[-n:]
-        self._recent[layer] = waiting[-1]
+        self._recent[layer] = np.array(waiting[-1], np.intp) if n > 1 else used
         self._taught[layer] = 1.0 - (1.0 - self._taught[layer]) * self._decay**n
         waiting.clear()
 
@@ -145,7 +146,7 @@ class HybridPolicy:
         self._before[layer] = (base, taught, own, far)
         keep = max(1.0 - far, 1.0 - _PROMPT_SHARE) if taught > 0.0 else 0.0
         self._frequency[layer][:] = keep * base + own * (1.0 - keep * taught) / far
-        self._recent[layer] = ()
+        self._recent[layer] = None
         self._ranked[layer] = False
 
     def insert(self, expert: int) -> None:
@@ -207,12 +208,16 @@ class HybridPolicy:
     def _rank_anew(self, layer: int) -> None:
         self._work_off(layer)
         frequency, recent = self._frequency[layer], self._recent[layer]
-        if recent and self._company is not None:
-            chances = self._company[layer].chances(recent, frequency)
-            chances += _FLOOR
+        if recent is not None and self._company is not None:
+            k = len(recent)
+            sums = self._company[layer].sums(recent)
+            chances = frequency * sums[-1]
+            chances += sums[:-1]
+            chances += k * _FLOOR
+            chances *= (_AGE_FACTOR / k).take(self._age[layer], mode="clip")
         else:
             chances = frequency + _FLOOR
-        chances *= _AGE_FACTOR.take(self._age[layer], mode="clip")
+            chances *= _AGE_FACTOR.take(self._age[layer], mode="clip")
         self._rank[layer][:] = chances
         np.add(self._rank[layer], self._barred[layer], out=self._open[layer])
         self._ranked[layer] = True
@@ -229,6 +234,11 @@ class HybridPolicy:
             self._candidate[layer], self._chance[layer] = -1, _NEVER
         else:
             self._candidate[layer], self._chance[layer] = index, rank
+
+    def age(self, expert: int) -> int:
+        """Tokens of its layer since an expert was used, as far as visits are worked off."""
+        layer, index = divmod(expert, self._n_experts)
+        return int(self._age[layer][index])
 
     def score(self, expert: int) -> float:
         layer, index = divmod(expert, self._n_experts)

@@ -12,6 +12,8 @@ from typing import Protocol
 from expertd.cache.hybrid import HybridPolicy
 from expertd.cache.lfu import LfuPolicy
 from expertd.cache.lru import LruPolicy
+from expertd.cache.sieve import SievePolicy
+from expertd.cache.static import StaticPolicy
 from expertd.errors import UsageError
 
 
@@ -54,13 +56,15 @@ POLICIES: dict[str, PolicyMaker] = {
     "hybrid": HybridPolicy,
     "lfu": LfuPolicy,
     "lru": LruPolicy,
+    "sieve": SievePolicy,
+    "static": StaticPolicy,
 }
-_ALIASES = {"auto": "hybrid", "lfru": "hybrid"}
+_ALIASES = {"lfru": "hybrid"}
 
 
 def make_policy(name: str, n_layers: int, n_experts: int, half_life: float) -> Policy:
     """A fresh policy. UsageError where the name is unknown."""
     maker = POLICIES.get(_ALIASES.get(name, name))
     if maker is None:
-        raise UsageError(f"there is no policy {name!r}", hint="known are " + ", ".join(POLICIES))
+        raise UsageError(f"there is no policy {name!r}", hint="known are auto, " + ", ".join(POLICIES))
     return maker(n_layers, n_experts, half_life)
