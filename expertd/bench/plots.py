@@ -20,12 +20,12 @@ Groups = Mapping[str, Sequence[float]]
 """Values by the name of what they belong to, one a run."""
 
 
-def check_available() -> None:
+def check_available(what: str = "a report") -> None:
     """Raises UsageError when matplotlib is missing: better before an hour of measuring than after it."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as e:
-        raise UsageError("a report needs matplotlib", hint="pip install 'expertd[plots]'") from e
+        raise UsageError(f"{what} needs matplotlib", hint="pip install 'expertd[plots]'") from e
 
 
 def bars(title: str, unit: str, groups: Groups) -> str:
@@ -83,6 +83,24 @@ def shares(title: str, x_label: str, groups: Groups) -> str:
     axes.set_xlim(left=0)
     if any(groups.values()):
         axes.legend(frameon=False, fontsize=9, loc="lower right")
+    return _svg(figure, title)
+
+
+def curves(
+    title: str, x_label: str, y_label: str, groups: Mapping[str, Sequence[tuple[float, float]]], roof: str
+) -> str:
+    """A line through each group's (x, y) points, y from 0 to 1; that of the group `roof` is dashed and grey."""
+    figure, axes = _figure(title, 1.4 * _HEIGHT)
+    for i, (name, points) in enumerate(groups.items()):
+        x, y = zip(*sorted(points), strict=True)
+        colour, dashes = (_COLOURS[0], "--") if name == roof else (_COLOURS[1 + i % (len(_COLOURS) - 1)], "-")
+        axes.plot(x, y, dashes, color=colour, marker="o", markersize=3.5, linewidth=1.3, label=name)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_ylim(0, 1.03)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
     return _svg(figure, title)
 
 
