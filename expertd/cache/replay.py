@@ -1,7 +1,8 @@
 """Replays a recorded trace against a policy and a byte budget: what would have been read.
 
-The cache is the one that steers (`cache.expert_cache`), fed with the recorded routes; it starts empty. Policies have
-the names that `cache.policy` knows. `belady` is the roof, which no policy that cannot see ahead passes.
+The cache is the one that steers (`cache.expert_cache`), fed with the recorded routes; it starts empty, and decoding
+finds what the prompt left in it. Policies have the names that `cache.policy` knows, and `belady` is the roof: what is
+possible for one that knows all routes beforehand.
 
 Pure: reading a file is `runtime.trace_load`'s, the figures' looks `cli.replay`'s.
 """
@@ -60,42 +61,37 @@ def check_policy(name: str) -> None:
 def replay(
     trace: Trace, policy: str, budget_bytes: int, phase: Phase | None = None, half_life: float = DEFAULT_HALF_LIFE
 ) -> Row:
-    """The routes of one phase, or all of them, through an empty cache. Same trace, same row. Raises UsageError for an
-    unknown policy, StateError where the trace lacks sizes."""
-    routes, sizes = trace.selected(phase), trace.sizes()
+    """All routes go through an empty cache, in their order; those of `phase` are counted (None is both). Same trace,
+    same row. Raises UsageError for an unknown policy, StateError where the trace lacks sizes."""
+    sizes = trace.sizes()
+    tally = _Tally(trace, sizes, phase)
     if policy == BELADY:
-        return _roof(trace, routes, sizes, budget_bytes)
-    cache = ExpertCache(sizes, trace.n_experts, budget_bytes, policy, half_life)
-    for r in routes:
-        cache.route(r.layer, r.ids, r.phase, r.n_tokens)
-    c = cache.counters
-    return Row(
-        policy=policy,
-        in_charge=cache.policy_name,
-        budget_bytes=budget_bytes,
-        requests=c.requests,
-        hits=c.hits,
-        bytes_read=c.request_bytes - c.hit_bytes,
-        layer_requests=tuple(h + m for h, m in zip(c.layer_hits, c.layer_misses, strict=True)),
-        layer_hits=tuple(c.layer_hits),
-    )
+        wanted = [[r.layer * trace.n_experts + i for i in sorted(set(r.ids))] for r in trace.routes]
+        for r, missing in zip(trace.routes, belady.misses(wanted, sizes, budget_bytes), strict=True):
+            tally.count(r, missing)
+        return tally.row(policy, BELADY, budget_bytes)
+    cache = ExpertCache(sizes, trace.n_experts, budget_bytes, policy, half_life, trace.k)
+    for r in trace.routes:
+        tally.count(r, cache.route(r.layer, r.ids, r.phase, r.n_tokens).fetch)
+    return tally.row(policy, cache.policy_name, budget_bytes)
 
 
-def _roof(trace: Trace, routes: Sequence[LayerRoute], sizes: Sequence[int], budget_bytes: int) -> Row:
-    base = trace.n_experts
-    wanted = [sorted({r.layer * base + i for i in r.ids}) for r in routes]
-    missed = belady.misses(wanted, sizes, budget_bytes)
-    requests, hits = [0] * trace.n_layers, [0] * trace.n_layers
-    for r, experts, missing in zip(routes, wanted, missed, strict=True):
-        requests[r.layer] += len(experts)
-        hits[r.layer] += len(experts) - len(missing)
-    return Row(
-        policy=BELADY,
-        in_charge=BELADY,
-        budget_bytes=budget_bytes,
-        requests=sum(requests),
-        hits=sum(hits),
-        bytes_read=sum(sizes[e] for missing in missed for e in missing),
-        layer_requests=tuple(requests),
-        layer_hits=tuple(hits),
-    )
+class _Tally:
+    """Counts routes of one phase."""
+
+    def __init__(self, trace: Trace, sizes: Sequence[int], phase: Phase | None) -> None:
+        self._sizes, self._phase = sizes, phase
+        self._requests, self._hits = [0] * trace.n_layers, [0] * trace.n_layers
+        self._bytes_read = 0
+
+    def count(self, route: LayerRoute, read: Sequence[int]) -> None:
+        """Of what `route` wanted, the experts `read` were not there."""
+        if self._phase is None or route.phase == self._phase:
+            n = len(set(route.ids))
+            self._requests[route.layer] += n
+            self._hits[route.layer] += n - len(read)
+            self._bytes_read += sum([self._sizes[e] for e in read])
+
+    def row(self, policy: str, in_charge: str, budget_bytes: int) -> Row:
+        requests, hits = tuple(self._requests), tuple(self._hits)
+        return Row(policy, in_charge, budget_bytes, sum(requests), sum(hits), self._bytes_read, requests, hits)

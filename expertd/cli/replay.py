@@ -44,7 +44,7 @@ _PHASES = {"prompt": 0, "decode": 1}
     type=click.Choice([*_PHASES, "all"]),
     default="decode",
     show_default=True,
-    help="Which routes to replay; the cache starts empty.",
+    help="Which requests to count. All are replayed, into an empty cache.",
 )
 @click.option("--disk-speed", default="1.5GB/s", show_default=True, metavar="SIZE", help="For the seconds of reading.")
 @click.option("--layers", is_flag=True, help="Hits of each layer too.")
@@ -222,14 +222,14 @@ def _show(trace: Trace, phase: str, speed: int, rows: Sequence[Row], skew: SkewR
     console.print(printable(
         f"{trace.model or trace.name}: {trace.n_layers} layers x {trace.n_experts} experts, {trace.k} used, "
         f"{format_size(total)}; {trace.n_tokens(Phase.PREFILL)} prompt and {trace.n_tokens(Phase.DECODE)} decoded "
-        f"tokens, replayed: {phase}"
+        f"tokens, counted: {phase}"
     ))  # fmt: skip
     table = Table("policy", "budget", "of all", "requests", "hits", "hit ratio", "read", "in", box=SIMPLE)
     for r in rows:
+        name = r.in_charge if r.in_charge.startswith(r.policy) else f"{r.policy}: {r.in_charge}"
         table.add_row(
-            r.policy if r.policy == r.in_charge else f"{r.policy}: {r.in_charge}", format_size(r.budget_bytes),
-            f"{100 * r.budget_bytes / total:.0f} %", str(r.requests), str(r.hits), f"{r.hit_ratio:.3f}",
-            format_size(r.bytes_read), format_seconds(r.bytes_read / speed),
+            name, format_size(r.budget_bytes), f"{100 * r.budget_bytes / total:.0f} %", str(r.requests), str(r.hits),
+            f"{r.hit_ratio:.3f}", format_size(r.bytes_read), format_seconds(r.bytes_read / speed),
         )  # fmt: skip
     console.print(table)
     if layers:
