@@ -1,6 +1,6 @@
 """Sizes and times between people and numbers: parsing "20GiB" and printing it again.
 
-Not here: percentages of a model's experts ("25%"), which only `cache.replay` can resolve.
+Not here: percentages of a model's experts ("25%"), which only `cli.replay` can resolve.
 """
 
 from __future__ import annotations
