@@ -17,8 +17,10 @@ from expertd.types import Phase
 
 _EXTRA = 2
 """Candidates beyond the router's own k: their turning out is learned, and near the border some are right."""
-_IDLE_TOKENS = 64
-"""While nothing is acted on, one token in so many is still guessed, to learn when that changes."""
+_PATIENCE_TOKENS = 24
+"""Tokens without a guess worth acting on after which guessing rests."""
+_REST_TOKENS = 64
+"""While it rests, one token in so many is still guessed, to learn when that changes."""
 
 
 class Ahead:
@@ -60,8 +62,8 @@ class Ahead:
             self.read += len(self._steering.act(_expect([base + e for e in chosen])).fetch)
 
     def _worth_guessing(self) -> bool:
-        return self._token - self._acted < _IDLE_TOKENS * 4 or self._token % _IDLE_TOKENS == 0
+        return self._token - self._acted < _PATIENCE_TOKENS or self._token % _REST_TOKENS == 0
 
 
 def _expect(experts: list[int]) -> Callable[..., Decision]:
-    return lambda cache: cache.predict(experts)
+    return lambda cache: cache.expect(experts)
