@@ -1,4 +1,4 @@
-"""Writes docs/commands.md from the command line itself: `python -m tests.daemon.commands_document > docs/commands.md`."""
+"""Writes docs/commands.md from the command line: `python -m tests.daemon.commands_document > docs/commands.md`."""
 
 from __future__ import annotations
 
