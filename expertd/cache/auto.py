@@ -15,7 +15,7 @@ from expertd.cache.hybrid import HybridPolicy
 from expertd.cache.policy import Policy
 from expertd.cache.shadow import Shadows
 
-CANDIDATES = ("hybrid", "lfu", "lru", "sieve")
+CANDIDATES = ("hybrid", "lfu", "lru")
 _CHECK_STEPS = 16
 _LEAD = 0.01
 _LEAST_REQUESTS = 512
