@@ -23,6 +23,8 @@ _HALVE_AFTER = 192
 _MOST_WAITING = 16
 _PATIENCE = 64
 """Learned tokens per token that may wait: while little is known, each one counts at once."""
+_FEW = 4
+"""Up to so many tokens are added one by one: all counts of a layer are a good deal of memory to pass through."""
 _PROMPT_TOKENS = 256
 """Tokens at the end of a prompt's batch that are learned from; more would cost time."""
 _MOST_COUNTS = 1 << 24
@@ -46,13 +48,14 @@ class Company:
         return n_layers * n_experts * n_experts <= _MOST_COUNTS
 
     def __init__(self, n_experts: int) -> None:
-        self._counts = np.zeros((n_experts, n_experts + 1), np.float32)
+        n = n_experts + 1  # one more, so that the counts and what is added to them are alike in memory
+        self._counts = np.zeros((n, n), np.float32)
         """[a, b]: how much b came after a. The last column is the weight of the frequencies beside them."""
         self._counts[:, -1] = _PRIOR
-        self._total = np.zeros(n_experts, np.float32)
+        self._total = np.zeros(n, np.float32)
         """By a: what its counts come to for each expert that a token uses."""
-        self._weight = np.full(n_experts, 1.0 / _PRIOR)
-        self._tail = np.zeros((_LAGS, n_experts), np.float32)
+        self._weight = np.full(n, 1.0 / _PRIOR)
+        self._tail = np.zeros((_LAGS, n), np.float32)
         """1 where an expert was used, for the last `_LAGS` tokens learned, oldest first."""
         self._unlearned: list[Sequence[int]] = []
         self._learned = 0
@@ -84,13 +87,19 @@ class Company:
         now = seen[_LAGS:]
         now[np.arange(n)[:, None], used] = 1.0
         before = _band(n) @ seen
-        self._counts[:, :-1] += before.T @ now
+        if n <= _FEW:
+            for row, ids in zip(before, used, strict=True):
+                earlier = np.flatnonzero(row)
+                self._counts[earlier[:, None], ids] += row[earlier, None]
+        else:
+            self._counts += before.T @ now
         self._total += before.sum(axis=0)
         self._tail = seen[-_LAGS:]
         self._until_halved -= min(n, _HALVE_AFTER // 2)
         if self._until_halved <= 0:
             self._until_halved += _HALVE_AFTER
-            self._counts[:, :-1] *= 0.5
+            self._counts *= 0.5
+            self._counts[:, -1] = _PRIOR
             self._total *= 0.5
         np.divide(1.0, self._total + _PRIOR, out=self._weight)
 

@@ -13,9 +13,9 @@ How a victim is found:
    hit has nothing to choose.
 2. A layer that misses ranks its experts anew; the others keep the rank of their last choice. The coldest resident of
    each layer is its candidate.
-3. The victim is the candidate with the lowest `p / (1 + p * d)`: `p` is the rank as a chance of use in a token, `d` the
-   share of a token until the layer's next turn. Layers are visited in turn, so a layer just passed can wait longest.
-   Where everything is used by every token, only `d` tells: the budget then serves the layers ahead.
+3. The victim is the candidate with the longest wait, `1 / p + d` tokens: `p` is the rank as a chance of use in a token,
+   `d` the share of a token until the layer's next turn. Layers are visited in turn, so a layer just passed can wait
+   longest. Where everything is used by every token, only `d` tells: the budget then serves the layers ahead.
 
 Ranks are compared as float32 of float64 sums, so that a trace replays to the same decisions on every machine.
 """
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ _AGE_POWER = -0.15
 _FLOOR = 0.03
 """A chance of about one in 33 tokens is as good as none: smooths what was seen once or never."""
 _OLDEST = 255
-_NEVER = 1e9
-"""The chance of a layer that has no candidate: above all others at any distance."""
+_NO_WAIT = -1e9
+"""The wait of a layer that has no candidate."""
 _MOST_WAITING = 16
 """Visits of a layer that may wait to be worked off."""
 _PROMPT_SHARE = 0.5
@@ -43,7 +44,12 @@ _PROMPT_SHARE = 0.5
 
 _ROWS = np.arange(_MOST_WAITING)[:, None]
 _BACK = np.arange(_MOST_WAITING - 1, -1, -1)[:, None]
-_AGE_FACTOR = np.array([(1 + a) ** _AGE_POWER for a in range(_OLDEST + 1)])
+
+
+@lru_cache(maxsize=64)
+def _age_factor(k: int) -> Any:
+    """By age, divided by k."""
+    return np.array([(1 + a) ** _AGE_POWER / k for a in range(_OLDEST + 1)])
 
 
 class HybridPolicy:
@@ -64,7 +70,7 @@ class HybridPolicy:
         self._before: list[tuple[Any, float, Any, float] | None] = [None] * n_layers
         """While a prompt runs: frequencies and `taught` before it, its own frequencies and how far those are."""
 
-        self._rank = list(np.zeros((n_layers, n_experts), np.float32))
+        self._rank = list(np.zeros((n_layers, n_experts)))
         self._barred = list(np.full((n_layers, n_experts), np.inf, np.float32))
         """0 for residents, infinity for others: added to a rank."""
         self._open = list(np.full((n_layers, n_experts), np.inf, np.float32))
@@ -74,10 +80,12 @@ class HybridPolicy:
         self._unsettled = set(range(n_layers))
         """Layers whose candidate may not be their coldest."""
         self._candidate = [-1] * n_layers
-        self._chance = np.full(n_layers, _NEVER)
+        self._lowest = [np.inf] * n_layers
+        """The candidates' ranks."""
+        self._wait = np.full(n_layers, _NO_WAIT)
         ahead = np.arange(1, n_layers + 1) / n_layers
         self._ahead = np.concatenate([ahead, ahead])
-        self._value = np.empty(n_layers)
+        self._until = np.empty(n_layers)
 
     def touch(self, layer: int, ids: Sequence[int], n_tokens: int) -> None:
         if n_tokens > 1:
@@ -152,8 +160,10 @@ class HybridPolicy:
     def insert(self, expert: int) -> None:
         layer, index = divmod(expert, self._n_experts)
         self._barred[layer][index] = 0.0
-        self._open[layer][index] = self._rank[layer][index]
-        self._unsettled.add(layer)
+        rank = self._rank[layer][index]
+        self._open[layer][index] = rank
+        if rank < self._lowest[layer]:
+            self._unsettled.add(layer)
 
     def remove(self, expert: int) -> None:
         layer, index = divmod(expert, self._n_experts)
@@ -171,14 +181,12 @@ class HybridPolicy:
             for other in sorted(self._unsettled):
                 self._settle(other)
             self._unsettled.clear()
-        chance, value = self._chance, self._value
+        until = self._until
         start = self._n_layers - 1 - layer
         ahead = self._ahead[start : start + self._n_layers]
         while True:
-            np.multiply(chance, ahead, out=value)
-            value += 1.0
-            np.divide(chance, value, out=value)  # 3
-            coldest = int(value.argmin())
+            np.add(self._wait, ahead, out=until)  # 3
+            coldest = int(until.argmax())
             index = self._candidate[coldest]
             if index < 0:
                 return -1
@@ -214,12 +222,12 @@ class HybridPolicy:
             chances = frequency * sums[-1]
             chances += sums[:-1]
             chances += k * _FLOOR
-            chances *= (_AGE_FACTOR / k).take(self._age[layer], mode="clip")
         else:
+            k = 1
             chances = frequency + _FLOOR
-            chances *= _AGE_FACTOR.take(self._age[layer], mode="clip")
-        self._rank[layer][:] = chances
-        np.add(self._rank[layer], self._barred[layer], out=self._open[layer])
+        chances *= _age_factor(k).take(self._age[layer], mode="clip")
+        self._rank[layer] = chances
+        np.add(chances, self._barred[layer], out=self._open[layer], casting="same_kind")
         self._ranked[layer] = True
         self._unsettled.add(layer)
 
@@ -230,10 +238,11 @@ class HybridPolicy:
         ranks = self._open[layer]
         index = int(ranks.argmin())
         rank = float(ranks[index])
+        self._lowest[layer] = rank
         if rank == math.inf:
-            self._candidate[layer], self._chance[layer] = -1, _NEVER
+            self._candidate[layer], self._wait[layer] = -1, _NO_WAIT
         else:
-            self._candidate[layer], self._chance[layer] = index, rank
+            self._candidate[layer], self._wait[layer] = index, 1.0 / rank
 
     def age(self, expert: int) -> int:
         """Tokens of its layer since an expert was used, as far as visits are worked off."""

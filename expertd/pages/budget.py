@@ -115,7 +115,7 @@ class BudgetController:
             step = room * _MARGIN_STEP * seconds
             self._margin = min(self._margin + max(step, min(taken, 4 * step)), room * _MARGIN_MOST)
         else:
-            kept = self._margin * _MARGIN_KEPT**seconds
+            kept = min(self._margin, room * _MARGIN_MOST) * _MARGIN_KEPT**seconds
             self._margin = kept if kept > room * _STEP_SHARE else 0.0
 
 

@@ -22,6 +22,11 @@ from expertd.types import Extent
 
 log = logging.getLogger(__name__)
 
+# The kernel drops no page that is being read. What was evicted on the heels of its own fetch is therefore dropped once
+# more when the thread has had nothing to do for this long; experts that are held again by then are left alone.
+_SECOND_LOOK_SECONDS = 0.05
+_MOST_SECOND_LOOKS = 4096
+
 
 class Kind(IntEnum):
     """What a job is, the most urgent first."""
@@ -83,6 +88,8 @@ class PagerWorker:
         self.counters = WorkerCounters()
         self._ready = threading.Condition()
         self._evictions: list[int] = []
+        self._second_look: list[int] = []
+        """Dropped once; pages that were still being read then have stayed."""
         self._prefetches: deque[Sequence[int]] = deque()
         self._jobs: dict[Kind, deque[Ticket]] = {Kind.PIN: deque(), Kind.WARM: deque()}
         self._busy = False
@@ -169,10 +176,15 @@ class PagerWorker:
                 self._busy = False
                 if self._idle():
                     self._ready.notify_all()
-                self._ready.wait_for(lambda: self._stopping or not self._idle())
+                patience = _SECOND_LOOK_SECONDS if self._second_look else None
+                self._ready.wait_for(lambda: self._stopping or not self._idle(), patience)
                 if self._stopping:
                     break
-                evictions, self._evictions = self._evictions, []
+                if self._idle():
+                    evictions, self._second_look = self._second_look, []
+                else:
+                    evictions, self._evictions = self._evictions, []
+                    self._second_look = (self._second_look + evictions)[-_MOST_SECOND_LOOKS:]
                 prefetch = self._prefetches.popleft() if not evictions and self._prefetches else None
                 ticket = None if evictions or prefetch else next(q[0] for q in self._jobs.values() if q)
                 self._busy = True

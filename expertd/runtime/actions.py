@@ -166,7 +166,8 @@ class Actions:
         room = budget if order.budget_bytes is None else min(budget, order.budget_bytes)
         room -= sum(sizes[e] for e in pinned if not heat[e])
         experts, left = warmup.choose(self.steering.layout, heat, level=order.level, room_bytes=room)
-        self.steering.drop_strays(experts)
+        if any(self.steering.read(lambda c: [not c.is_resident(e) for e in experts])):
+            self.steering.drop_strays(experts)
         return WarmUp(self.steering, order, name if chances else "", experts, dense, [left] if left else [])
 
     def _adopt_profile(self, name: str, *, named: bool) -> list[float] | None:

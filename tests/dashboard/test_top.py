@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -21,6 +22,11 @@ import pytest
 _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
+def _heed_interrupts() -> None:
+    """A test run in the background of a shell ignores SIGINT, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """`expertd top` with a terminal of 110 x 40 as its screen and keyboard."""
 
@@ -32,7 +38,7 @@ class Terminal:
         environment.pop("COLUMNS", None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "expertd", "top", *arguments], stdin=inner, stdout=inner, stderr=inner,
-            env=environment, start_new_session=True,
+            env=environment, start_new_session=True, preexec_fn=_heed_interrupts,
         )  # fmt: skip
         self._inner = inner
         self.raw = ""
