@@ -67,7 +67,6 @@ class ExpertCache:
         """Speculative experts whose layer has not come yet: no victims until then, or a read would be for nothing."""
         self._layer_experts = [self._count_experts(layer) for layer in range(self.n_layers)]
         self._transient: set[int] = set()
-        self._in_use: list[int] = []
         self._last_layer = self.n_layers
 
     def _make_auto(self) -> AutoPolicy:
@@ -150,7 +149,6 @@ class ExpertCache:
         """1. Let go of transients not wanted now; 2. count; 3. make room for each miss, and 4. admit it, or hold it as
         transient."""
         state, sizes, counters = self._state, self.sizes, self.counters
-        self._in_use = experts
         evict: list[int] = []
         if self._transient:  # 1
             self._release_transient(experts, evict)
@@ -241,21 +239,6 @@ class ExpertCache:
     def predict(self, experts: Iterable[int]) -> Decision:
         """Speculation: fetch those of `experts` for which there is room, or for which something colder can go."""
         return self._offer(experts, "predict")
-
-    def expect(self, experts: Iterable[int]) -> Decision:
-        """Guesses that proved right more often than not: room is made as the route itself would a moment later, by
-        evicting the same victim. Never one that the layer at hand uses."""
-        decision = Decision()
-        layer = self._last_layer % self.n_layers
-        wanted = [e for e in self._known(experts) if not self._state[e] and e not in self._transient]
-        held = self._awaited.union(wanted, self._in_use)
-        for expert in wanted:
-            if self._make_room(layer, self.sizes[expert], held, "predict", decision.evict):
-                self._insert(expert, "predict")
-                self._speculate(expert)
-                decision.fetch.append(expert)
-        decision.fetch.sort()
-        return decision
 
     def _speculate(self, expert: int) -> None:
         self._speculative[expert] = 1

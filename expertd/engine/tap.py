@@ -65,8 +65,6 @@ class RouterTap:
     counters: TapCounters = field(default_factory=TapCounters)
     want: Callable[[int], bool] | None = None
     """Asked for each layer before it is tapped; None taps all."""
-    after: Callable[[int, int, list[int], Phase], None] | None = None
-    """Called after `routed` with the node's address, layer, ids and phase, while the node's ancestors are alive."""
     rewrite: Callable[[int, int], None] | None = None
     """Given a computed node's address and its layer before the ids are read, to put others there: so a benchmark forces
     recorded routes. While it is set the graph is cut at every layer."""
@@ -127,8 +125,6 @@ class RouterTap:
             ids = kept
         if ids:
             self.routed(layer, ids, self.phase)
-            if self.after is not None:
-                self.after(address, layer, ids, self.phase)
 
 
 def read_ids(address: int) -> list[int]:

@@ -37,7 +37,6 @@ from expertd.pages.mapping import MappedFiles
 from expertd.pages.pager import Pager
 from expertd.pages.residency import resident_experts
 from expertd.pages.worker import Kind, PagerWorker
-from expertd.runtime.ahead import Ahead
 from expertd.runtime.choice import Choice, choose
 from expertd.runtime.settings import RuntimeSettings
 from expertd.runtime.stats import Stats
@@ -173,8 +172,6 @@ def open_session(
             mapping = MappedFiles.adopt(layout.files)
             steering = _make_steering(settings, layout, mapping, stats)
             tap.routed, tap.want = steering.routed, steering.want
-            ahead = Ahead(steering)
-            tap.after = ahead.after
         session = Session(
             _info(settings, experts, model, context, fingerprint(gguf)), choice, model, context, tap, steering,
             mapping, engine.prompt_cache_nbytes,

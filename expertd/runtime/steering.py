@@ -67,10 +67,6 @@ class Steering:
         self._sampling = False
         self._strays: list[int] = []
 
-    def absent(self, expert: int) -> bool:
-        """Whether an expert is not resident; for the engine thread, without the lock (one byte is read)."""
-        return not self.cache.is_resident(expert)
-
     def leave_strays(self, experts: Iterable[int]) -> None:
         """Experts that are in the page cache without being admitted (found at the start, beyond the budget). One of
         them goes for each expert that is fetched, the first of them first, so that the page cache does not grow; they
