@@ -242,7 +242,9 @@ def _make_steering(settings: RuntimeSettings, layout: ExpertLayout, mapping: Map
     if budget is None:
         budget = auto_budget(settings, layout, memory.snapshot().usable_bytes)
     half_life = settings.half_life or DEFAULT_HALF_LIFE
-    cache = ExpertCache(layout.expert_sizes, layout.n_experts, budget, settings.policy, half_life)
+    cache = ExpertCache(
+        layout.expert_sizes, layout.n_experts, budget, settings.policy, half_life, layout.n_experts_used
+    )
     pager = Pager(layout, mapping)
     return Steering(layout, cache, pager, PagerWorker(pager), stats)
 
