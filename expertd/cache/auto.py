@@ -1,8 +1,8 @@
 """The policy that follows whichever does best of late, by shadow caches: `hybrid` until another proves better.
 
 1. Every `_CHECK_STEPS` steps the shadows' hit ratios are compared.
-2. A policy that leads the one in charge by `_LEAD` or more takes over at the second such check in a row, so that a
-   moment's luck changes nothing.
+2. A policy that leads the one in charge by `_LEAD` or more takes over at the `_IN_A_ROW`th such check in a row: a few
+   sampled layers are a good deal of luck.
 3. The new one starts from what is resident, in the order of last use, and from the scores that `hybrid` goes on
    keeping.
 """
@@ -16,9 +16,10 @@ from expertd.cache.policy import Policy
 from expertd.cache.shadow import Shadows
 
 CANDIDATES = ("hybrid", "lfu", "lru")
-_CHECK_STEPS = 16
-_LEAD = 0.01
-_LEAST_REQUESTS = 512
+_CHECK_STEPS = 32
+_LEAD = 0.02
+_IN_A_ROW = 3
+_LEAST_REQUESTS = 1024
 """Sampled requests below which nothing is decided."""
 
 
@@ -34,6 +35,8 @@ class AutoPolicy:
         self._active: Policy = self._keeper
         self._resident: dict[int, None] = {}
         self._leader = ""
+        self._led = 0
+        """Checks in a row at which `_leader` led."""
         self.switches = 0
 
     @property
@@ -74,10 +77,11 @@ class AutoPolicy:
         ratios = self.shadows.recent()  # 1
         best = max(CANDIDATES, key=lambda name: ratios[name])
         if best == self._active.name or ratios[best] < ratios[self._active.name] + _LEAD:
-            self._leader = ""
-        elif best != self._leader:
-            self._leader = best
-        else:
+            self._leader, self._led = "", 0
+            return
+        self._led = self._led + 1 if best == self._leader else 1
+        self._leader = best
+        if self._led >= _IN_A_ROW:
             self._take_over(best)  # 2
 
     def _take_over(self, name: str) -> None:
@@ -91,5 +95,5 @@ class AutoPolicy:
             if chosen is not self._keeper:
                 chosen.load(expert, self._keeper.score(expert))
             chosen.insert(expert)
-        self._active, self._leader = chosen, ""
+        self._active, self._leader, self._led = chosen, "", 0
         self.switches += 1

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from expertd.types import Phase
 
-_SAMPLED_LAYERS = 2
+_SAMPLED_LAYERS = 4
 _FADE = 1.0 - 1.0 / 512
 """Per sampled route: what counts is the last few hundred tokens."""
 

@@ -36,17 +36,16 @@ def judge(policy: AutoPolicy, steps: range) -> None:
 
 
 def test_another_takes_over_only_with_a_lead_that_lasts() -> None:
-    told = Told(hybrid=0.50, lfu=0.50, lru=0.52)
+    told = Told(hybrid=0.50, lfu=0.50, lru=0.53)
     policy = auto(told)
     assert policy.name == "auto (hybrid)"
-    judge(policy, range(1, 17))
-    assert policy.name == "auto (hybrid)"
-    told.ratios["lru"] = 0.505
-    judge(policy, range(17, 33))
-    told.ratios["lru"] = 0.52
-    judge(policy, range(33, 49))
+    judge(policy, range(1, 65))
+    told.ratios["lru"] = 0.51
+    judge(policy, range(65, 97))
+    told.ratios["lru"] = 0.53
+    judge(policy, range(97, 161))
     assert policy.switches == 0
-    judge(policy, range(49, 65))
+    judge(policy, range(161, 193))
     assert policy.name == "auto (lru)"
     assert policy.switches == 1
 
@@ -66,11 +65,11 @@ def test_what_is_resident_stays_known_through_changes() -> None:
         policy.touch(0, [i], 1)
         policy.insert(i)
     policy.remove(3)
-    judge(policy, range(1, 64))
+    judge(policy, range(1, 128))
     assert policy.name == "auto (lru)"
     policy.touch(0, [0], 1)
     told.ratios.update(hybrid=0.99)
-    judge(policy, range(64, 128))
+    judge(policy, range(128, 256))
     assert policy.name == "auto (hybrid)"
     gone = []
     while (victim := policy.victim(1, ())) >= 0:

@@ -48,7 +48,7 @@ def figures(trace: Trace, policies: tuple[str, ...]) -> Figures:
 
 
 OWN = (*POLICIES, "auto", "belady")
-ABROAD = ("lru", "hybrid")
+ABROAD = ("lru", "auto")
 
 
 @pytest.mark.parametrize("name", ["chat", "code", "mixed"])
