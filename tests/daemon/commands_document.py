@@ -35,7 +35,7 @@ def _sections(command: click.Command, context: click.Context, level: int) -> Ite
     yield f"`{context.command_path} {usage}`\n"
     yield f"{' '.join((command.help or '').split())}\n"
     rows = [record for p in command.get_params(context) if (record := p.get_help_record(context)) is not None]
-    rows = [(names, " ".join(text.split())) for names, text in rows if names != "--help"]
+    rows = [(names, " ".join(text.split())) for names, text in rows if "--help" not in names]
     if rows:
         yield "| option | meaning |\n|---|---|"
         yield "\n".join(f"| `{names}` | {text} |".replace("|", "\\|").replace("\\| ", "| ").replace(" \\|", " |")
