@@ -188,9 +188,11 @@ def open_session(
         steering.worker.start()
         steering.pager.calibrate()
         learnt(session)
-        _adopt(steering)
+        known = _adopt(steering)
         if settings.warm_level != "none":
             _bring_in_dense(session, settings, report)
+        if known:
+            steering.sweep()
     for note in session.notes:
         log.info("%s", note)
     return session
@@ -249,18 +251,20 @@ def _make_steering(settings: RuntimeSettings, layout: ExpertLayout, mapping: Map
     return Steering(layout, cache, pager, PagerWorker(pager), stats)
 
 
-def _adopt(steering: Steering) -> None:
-    """Takes over what is in the page cache already, up to the budget; the rest goes as the budget demands it."""
+def _adopt(steering: Steering) -> bool:
+    """Takes over what is in the page cache already, up to the budget; the rest goes as the budget demands it. False
+    where the kernel does not tell what is resident."""
     found = resident_experts(steering.pager.mapping, steering.layout)
     if found is None:
         log.warning("what is resident cannot be known without owning or writing the model file: starting from nothing")
-        return
+        return False
     scores = steering.cache.scores()
     found.sort(key=lambda e: (-scores[e], e))
     decision = steering.act(lambda cache: cache.admit(found), fetch=False)
     adopted = set(decision.fetch)
     steering.leave_strays(e for e in reversed(found) if e not in adopted)
     log.info("%d experts were resident, %d adopted", len(found), len(decision.fetch))
+    return True
 
 
 def _bring_in_dense(session: Session, settings: RuntimeSettings, report: Report) -> None:

@@ -73,6 +73,14 @@ class Steering:
         go on serving until then."""
         self._strays = list(experts)
 
+    def sweep(self) -> None:
+        """Drops the pieces of experts that read-ahead dragged in with the header and the dense weights: of no use to
+        anybody, and not in the cache's books. Whole experts that were found stay."""
+        with self._lock:
+            known = {*self.cache.resident(), *self._strays}
+        sizes = self.layout.expert_sizes
+        self.worker.evict([e for e, size in enumerate(sizes) if size and e not in known])
+
     def drop_strays(self, keep: Iterable[int] = ()) -> None:
         """All strays go but those to keep, which are about to be admitted."""
         kept = set(keep)
