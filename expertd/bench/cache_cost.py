@@ -16,7 +16,7 @@ from expertd.cache.expert_cache import ExpertCache
 
 _LAYERS, _EXPERTS, _USED = 48, 128, 8
 _NBYTES = 3_000_000
-_WARM_TOKENS = 1200
+_WARM_TOKENS = 600
 
 
 @lru_cache(maxsize=1)

@@ -175,11 +175,10 @@ def test_a_cancelled_warm_up_is_gone_on_with(serve: Serve) -> None:
     async def cancel() -> None:
         async with serve(budget_share=0.9) as service:
             events = service.warm(WarmOrder("all"))
-            made = None
             async for _ in events:
-                made = service.actions.warm_up
                 break
             await events.aclose()
+            made = service.actions.warm_up
             assert made is not None
             while not made.finished:
                 await asyncio.sleep(0.01)
