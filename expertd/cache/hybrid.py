@@ -191,7 +191,7 @@ class HybridPolicy:
             if index < 0:
                 return -1
             expert = coldest * self._n_experts + index
-            if self._just_used(coldest, index):
+            if self._waiting[coldest] and self._just_used(coldest, index):
                 self._rank_anew(coldest)
             elif expert in held:
                 self._open[coldest][index] = np.inf
@@ -237,7 +237,7 @@ class HybridPolicy:
             self._rank_anew(layer)
         ranks = self._open[layer]
         index = int(ranks.argmin())
-        rank = float(ranks[index])
+        rank: float = ranks.item(index)
         self._lowest[layer] = rank
         if rank == math.inf:
             self._candidate[layer], self._wait[layer] = -1, _NO_WAIT
