@@ -187,6 +187,9 @@ class PagerWorker:
                     self._second_look = (self._second_look + evictions)[-_MOST_SECOND_LOOKS:]
                 prefetch = self._prefetches.popleft() if not evictions and self._prefetches else None
                 ticket = None if evictions or prefetch else next(q[0] for q in self._jobs.values() if q)
+                if ticket is not None:
+                    # A warm-up or pin may read what was dropped before it says that it holds it.
+                    self._second_look = []
                 self._busy = True
             if ticket is None:
                 self._simple(evictions, prefetch or ())
