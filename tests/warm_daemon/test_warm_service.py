@@ -174,6 +174,7 @@ def test_a_bad_profile_name_is_the_clients_fault(serve: Serve) -> None:
 def test_a_cancelled_warm_up_is_gone_on_with(serve: Serve) -> None:
     async def cancel() -> None:
         async with serve(budget_share=0.9) as service:
+            await _once_free(service)
             events = service.warm(WarmOrder("all"))
             async for _ in events:
                 break
