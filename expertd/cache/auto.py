@@ -1,6 +1,7 @@
 """The policy that follows whichever does best of late, by shadow caches: `hybrid` until another proves better.
 
-1. Every `_CHECK_STEPS` steps the shadows' hit ratios are compared.
+1. The shadows see the first `_CYCLE` steps whole, then a part of each such cycle, since they cost time. Every
+   `_CHECK_STEPS` steps of those their hit ratios are compared.
 2. A policy that leads the one in charge by `_LEAD` or more takes over at the `_IN_A_ROW`th such check in a row: a few
    sampled layers are a good deal of luck.
 3. The new one starts from what is resident, in the order of last use, and from the scores that `hybrid` goes on
@@ -16,6 +17,8 @@ from expertd.cache.policy import Policy
 from expertd.cache.shadow import Shadows
 
 CANDIDATES = ("hybrid", "lfu", "lru")
+_CYCLE = 512
+_WATCHED = 128
 _CHECK_STEPS = 32
 _LEAD = 0.02
 _IN_A_ROW = 3
@@ -34,6 +37,8 @@ class AutoPolicy:
         self._keeper = HybridPolicy(n_layers, n_experts, half_life)
         self._active: Policy = self._keeper
         self._resident: dict[int, None] = {}
+        self.watching = True
+        """Whether the shadows see this step."""
         self._leader = ""
         self._led = 0
         """Checks in a row at which `_leader` led."""
@@ -72,7 +77,8 @@ class AutoPolicy:
 
     def judge(self, step: int) -> None:
         """A step begins."""
-        if step % _CHECK_STEPS or self.shadows.recent_requests < _LEAST_REQUESTS:
+        self.watching = step < _CYCLE or step % _CYCLE < _WATCHED
+        if not self.watching or step % _CHECK_STEPS or self.shadows.recent_requests < _LEAST_REQUESTS:
             return
         ratios = self.shadows.recent()  # 1
         best = max(CANDIDATES, key=lambda name: ratios[name])

@@ -20,7 +20,7 @@ _PRIOR = 4.0
 """Uses of an expert that the frequencies count for beside its own followers."""
 _HALVE_AFTER = 192
 """Tokens after which all counts are halved: topics change."""
-_MOST_WAITING = 16
+_MOST_WAITING = 32
 _PATIENCE = 64
 """Learned tokens per token that may wait: while little is known, each one counts at once."""
 _FEW = 4

@@ -31,7 +31,8 @@ _ABSENT, _RESIDENT, _PINNED = 0, 1, 2
 
 
 class ExpertCache:
-    """`sizes` are bytes by expert id, 0 where there is no such expert; `half_life` is in tokens."""
+    """`sizes` are bytes by expert id, one size in a layer (they are stacked), 0 where there is no such expert; those
+    come last in their layer. `half_life` is in tokens."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class ExpertCache:
         self._n_speculative = 0
         self._awaited: set[int] = set()
         """Speculative experts whose layer has not come yet: no victims until then, or a read would be for nothing."""
+        self._layer_nbytes = [self.sizes[layer * n_experts] for layer in range(self.n_layers)]
         self._layer_experts = [self._count_experts(layer) for layer in range(self.n_layers)]
         self._transient: set[int] = set()
         self._last_layer = self.n_layers
@@ -116,7 +118,7 @@ class ExpertCache:
             if self._auto is not None:
                 self._auto.judge(self.steps)
         self._last_layer = layer
-        if self._auto is not None and self._crowded:
+        if self._auto is not None and self._crowded and self._auto.watching:
             self._auto.shadows.route(layer, ids, phase, n_tokens)
         if not 0 <= layer < self.n_layers:
             self.counters.out_of_range += len(ids)
@@ -159,7 +161,7 @@ class ExpertCache:
         if self._n_speculative:
             self._settle_speculation(layer, experts)
         n, hits = len(experts), len(experts) - len(missing)  # 2
-        nbytes = sum([sizes[e] for e in experts])
+        nbytes = n * self._layer_nbytes[layer]
         counters.requests += n
         counters.hits += hits
         counters.layer_hits[layer] += hits
@@ -170,7 +172,7 @@ class ExpertCache:
         if not missing:
             counters.hit_bytes += nbytes
             return Decision(hits, missing, evict)
-        counters.hit_bytes += nbytes - sum([sizes[e] for e in missing])
+        counters.hit_bytes += hits * self._layer_nbytes[layer]
         counters.layer_misses[layer] += n - hits
         missing.sort()
         held = self._awaited.union(experts)
