@@ -168,7 +168,8 @@ class EngineThread:
         stats.prompt_seconds += timings.prompt_ms / 1000
         stats.generation_seconds += timings.predicted_ms / 1000
         stats.queue_seconds += queue_seconds
-        stats.first_token_seconds.observe(queue_seconds + outcome.first_token_ms / 1000)
+        if outcome.first_token_ms:
+            stats.first_token_seconds.observe(queue_seconds + outcome.first_token_ms / 1000)
         stats.request_seconds.observe(time.monotonic() - job.queued_at)
         return Finished(
             reason=outcome.reason,

@@ -5,20 +5,34 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
 
 from expertd.engine.context import Cancelled
+from expertd.engine.deadline import Deadline
+from expertd.engine.generate import Outcome
 from expertd.engine.model import LoadedModel
-from expertd.engine.requests import GenerationRequest, PromptProgress, Sampling
+from expertd.engine.requests import GenerationRequest, Piece, PromptProgress, Sampling
 from expertd.engine.sampler import top_logprobs
+from expertd.engine.tap import RouterTap
 from expertd.errors import ContextFullError, RequestError
 from tests.engine.conftest import Bench, make_bench
 
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 OTHER = "<|im_start|>user\nWrite a poem about coal.<|im_end|>\n<|im_start|>assistant\n"
+
+GREEDY = Sampling(temperature=0)
+
+
+def drain(run: Generator[PromptProgress | Piece, None, Outcome]) -> tuple[list[PromptProgress | Piece], Outcome]:
+    events = []
+    while True:
+        try:
+            events.append(next(run))
+        except StopIteration as end:
+            return events, end.value
 
 
 @pytest.fixture
@@ -106,6 +120,45 @@ def test_the_context_ends_it(loaded: LoadedModel) -> None:
 
 def test_the_time_limit_ends_it(bench: Bench) -> None:
     assert bench.run(PROMPT, max_tokens=None, ignore_eos=True, time_limit_seconds=1e-9)[2].reason == "time"
+
+
+def test_the_time_limit_ends_a_long_prompt_inside_its_batch(loaded: LoadedModel) -> None:
+    """The deadline comes while the one batch of the prompt is computed: a layer of it waits until it has come."""
+    tap = RouterTap(lambda _layer, _ids, _phase: time.sleep(0.2), [64] * 8)
+    made = make_bench(loaded, tap, n_ubatch=512)
+    prompt = (7,) * 400
+    run = made.generation.run(GenerationRequest(prompt, 4, time_limit_seconds=0.3, sampling=GREEDY))
+    events, outcome = drain(run)
+    assert outcome.reason == "time"
+    assert outcome.timings.prompt_n == outcome.timings.predicted_n == 0
+    assert not [e for e in events if isinstance(e, Piece)]
+    assert made.conversations.tokens == []
+    tap.routed = lambda _layer, _ids, _phase: None
+    _events, outcome = drain(made.generation.run(GenerationRequest(prompt, 4, sampling=GREEDY)))
+    assert outcome.timings.prompt_n == 400, "the next one is not hit by the last one's deadline"
+    made.context.close()
+
+
+def test_the_time_limit_ends_a_prompt_between_batches_and_keeps_what_is_done(bench: Bench) -> None:
+    prompt = tuple(range(300, 500))
+    run = bench.generation.run(GenerationRequest(prompt, 4, time_limit_seconds=1.5, sampling=GREEDY))
+    assert next(run) == PromptProgress(0, 200, 0)
+    assert next(run) == PromptProgress(64, 200, 0)
+    time.sleep(1.6)
+    _events, outcome = drain(run)
+    assert (outcome.reason, outcome.timings.prompt_n) == ("time", 64)
+    _events, again = drain(bench.generation.run(GenerationRequest(prompt, 1, sampling=GREEDY)))
+    assert again.timings.cache_n == 64
+
+
+def test_a_deadline_that_ends_with_its_request_stops_nothing_later() -> None:
+    stopped: list[int] = []
+    with Deadline(1.0, lambda: stopped.append(1)):
+        pass
+    time.sleep(1.1)
+    assert stopped == []
+    with Deadline(None, lambda: stopped.append(1)) as never:
+        assert not never.passed
 
 
 def test_a_prompt_as_long_as_the_context_is_refused_with_counts(bench: Bench) -> None:
