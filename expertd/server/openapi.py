@@ -10,7 +10,8 @@ import msgspec
 
 from expertd import __version__
 from expertd.server import replies
-from expertd.server.routes.table import Operation
+from expertd.server.routes.series import NUMBER_DIGITS
+from expertd.server.routes.table import Operation, Query
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -61,10 +62,19 @@ def _operation(o: Operation, schemas: dict[int, Any], error: Any) -> dict[str, A
         out["security"] = []
     if o.body is not None:
         out["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas[id(o.body)]}}}
-    names = _PARAMETER.findall(o.path)
-    if names:
-        out["parameters"] = [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names]
+    parameters = [_in_path(name) for name in _PARAMETER.findall(o.path)] + [_in_query(q) for q in o.query]
+    if parameters:
+        out["parameters"] = parameters
     return out
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _in_query(q: Query) -> dict[str, Any]:
+    number = {"type": "integer", "minimum": 0, "maximum": 10**NUMBER_DIGITS - 1}
+    return {"name": q.name, "in": "query", "required": False, "description": q.meaning, "schema": number}
 
 
 def _responses(o: Operation, schemas: dict[int, Any], error: Any) -> dict[str, Any]:

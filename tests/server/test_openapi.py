@@ -6,6 +6,8 @@ what the model does).
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,3 +85,26 @@ def test_the_document_names_every_endpoint() -> None:
     body = made["components"]["schemas"]["ChatBody"]
     assert body["required"] == ["messages"]
     assert {"temperature", "dry_multiplier", "response_format", "tools"} <= body["properties"].keys()
+
+
+def test_the_document_names_what_the_code_reads_from_an_address() -> None:
+    """Of every endpoint, not of those two alone: the names are taken from the source of its function."""
+    for operation in OPERATIONS:
+        source = inspect.getsource(operation.endpoint)
+        read = set(re.findall(r'_number\(request, "(\w+)"\)', source))
+        for names in re.findall(r"_number\(request, name\) for name in \(([^)]*)\)", source):
+            read |= set(re.findall(r'"(\w+)"', names))
+        assert read == {q.name for q in operation.query}, operation.path
+        assert not operation.query or 400 in operation.errors
+    made = document(OPERATIONS)["paths"]
+    assert [p["name"] for p in made["/expertd/experts"]["get"]["parameters"]] == ["layer", "expert", "limit"]
+    assert [(p["name"], p["in"]) for p in made["/expertd/series"]["get"]["parameters"]] == [("since", "query")]
+
+
+def test_numbers_in_an_address_are_what_the_document_says(real: LiveServer) -> None:
+    with real.client() as http:
+        for operation in OPERATIONS:
+            for query in operation.query:
+                for value, status in (("0", 200), (str(10**18 - 1), 200), (str(10**18), 400), ("-1", 400), ("x", 400)):
+                    got = http.get(operation.path, params={query.name: value})
+                    assert got.status_code == status, (operation.path, query.name, value)

@@ -14,8 +14,10 @@ from expertd.server.context import context_of
 from expertd.server.routes.watch import state_of
 from expertd.server.wire import JsonResponse
 
-_MOST_EXPERTS = 1024
-_FEW_EXPERTS = 50
+MOST_EXPERTS = 1024
+FEW_EXPERTS = 50
+NUMBER_DIGITS = 18
+"""Of the largest number that a query may hold."""
 
 
 async def series(request: Request) -> Response:
@@ -34,7 +36,7 @@ async def experts(request: Request) -> Response:
     if heat is None:
         return JsonResponse({"total": 0, "used": 0, "experts": []})
     layer, expert, limit = (_number(request, name) for name in ("layer", "expert", "limit"))
-    limit = _FEW_EXPERTS if limit is None else min(_MOST_EXPERTS, limit)
+    limit = FEW_EXPERTS if limit is None else min(MOST_EXPERTS, limit)
     return JsonResponse(heat.experts(layer=layer, expert=expert, limit=limit), headers={"cache-control": "no-store"})
 
 
@@ -43,6 +45,6 @@ def _number(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS):
         raise RequestError(f"{name} is not a number", param=name)
     return int(text)

@@ -19,9 +19,18 @@ from expertd.server.routes import admin, dashboard, generate, probes, profiles, 
 
 
 @dataclass(frozen=True, slots=True)
+class Query:
+    """A whole number in an address's query; never required."""
+
+    name: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One endpoint. `body` and `reply` are the structs of request and answer; `also` are other paths to it;
-    `content` is the answer's type where it is no JSON; `streams` tells of server-sent events beside it."""
+    `content` is the answer's type where it is no JSON; `streams` tells of server-sent events beside it; `query` is
+    what its address may ask for."""
 
     method: str
     path: str
@@ -36,6 +45,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     also: tuple[str, ...] = ()
     hidden: bool = False
+    query: tuple[Query, ...] = ()
 
 
 _WORK = (400, 408, 413, 429, 503)
@@ -74,9 +84,12 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/expertd/cache", watch.cache, "The expert cache", reply=dict[str, Any]),
     Operation("GET", "/expertd/heatmap", watch.heatmap, "How hot every expert is", reply=dict[str, Any]),
     Operation("GET", "/expertd/experts", series.experts, "Single experts, hottest first", reply=dict[str, Any],
-              errors=(400,)),
+              errors=(400,), query=(
+                  Query("layer", "Of this layer alone"), Query("expert", "Of this index alone"),
+                  Query("limit", f"At most so many; {series.FEW_EXPERTS} without it, {series.MOST_EXPERTS} at most"))),
     Operation("GET", "/expertd/series", series.series, "The last minutes in figures, and now",
-              reply=dict[str, Any], errors=(400,)),
+              reply=dict[str, Any], errors=(400,),
+              query=(Query("since", "The points after this number; all that are kept without it"),)),
     Operation("GET", "/expertd/events", watch.events, "Changes as they happen", content="text/event-stream",
               errors=(429,)),
     Operation("GET", "/expertd/profiles", profiles.listed, "The hot maps of the loaded model", reply=dict[str, Any],
