@@ -15,6 +15,7 @@ from expertd.telemetry.snapshot import (
     HistogramData,
     ModelFacts,
     PagerFacts,
+    ProfileFacts,
     RequestFacts,
     Snapshot,
 )
@@ -37,6 +38,7 @@ def snapshot(service: Service, http: Mapping[tuple[str, int], int]) -> Snapshot:
         kv_nbytes=session.kv_nbytes if session else 0,
         cache=_cache(service),
         pager=_pager(service),
+        profiles=_profiles(service),
         requests=_requests(service, http),
         tap_seconds=tap.seconds if tap else 0.0,
         routes=tap.routes if tap else 0,
@@ -104,8 +106,15 @@ def _pager(service: Service) -> PagerFacts:
         fetch_nbytes=c.fetch_bytes,
         wait_seconds=(c.fetch_ns + c.wait_ns) / 1e9,
         io_errors={"fetch": steering.pager.fetch_errors, "evict": c.evict_errors, "wait": c.wait_errors},
-        pin_failures={"limit": c.lock_errors},
+        pin_failures=dict(c.lock_errors),
     )
+
+
+def _profiles(service: Service) -> ProfileFacts:
+    profiles = service.profiles
+    if profiles is None:
+        return ProfileFacts()
+    return ProfileFacts(profiles.saves, profiles.save_failures, profiles.saved_at)
 
 
 def _requests(service: Service, http: Mapping[tuple[str, int], int]) -> RequestFacts:

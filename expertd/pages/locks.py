@@ -19,6 +19,7 @@ from expertd.units import format_size
 
 # Locked in pieces so that a large range stops close to the limit, and that no other thread waits long for the mapping.
 _PIECE = 16 << 20
+LOCK_REASONS = ("limit", "memory", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,25 @@ class LockReport:
             f"locked {format_size(self.got_bytes)} of {format_size(self.wanted_bytes)} wanted, "
             f"limit {limit} ({errno.errorcode.get(self.code, 'partial')}); raise LimitMEMLOCK or ulimit -l"
         )
+
+
+def reason(code: int, nbytes: int) -> str:
+    """Why the kernel refused to lock `nbytes` more, as one of LOCK_REASONS, from its errno.
+
+    1. EPERM: nothing may be locked at all. EAGAIN: the pages could not be brought in, so memory is short (here or in
+       the cgroup).
+    2. ENOMEM says either that RLIMIT_MEMLOCK would be passed or that the mapping cannot be split any further
+       (vm.max_map_count): the limit tells which.
+    """
+    if code == errno.EPERM:
+        return "limit"
+    if code == errno.EAGAIN:
+        return "memory"
+    limit = lock_limit()
+    # Whole pages are locked, so a range may need two more than its bytes.
+    if code == errno.ENOMEM and limit is not None and locked_by_kernel() + nbytes + 2 * libc.PAGE > limit:
+        return "limit"
+    return "other"
 
 
 def lock_limit() -> int | None:

@@ -19,12 +19,12 @@ import errno
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 from expertd.pages import libc, ranges, windows
 from expertd.pages.disk import read_limits
-from expertd.pages.locks import LockReport, PageLocks
+from expertd.pages.locks import LOCK_REASONS, LockReport, PageLocks, reason
 from expertd.pages.mapping import MappedFile, MappedFiles
 from expertd.pages.residency import resident_bytes, resident_pages
 from expertd.types import ExpertLayout, ExpertTensor, Extent
@@ -50,7 +50,8 @@ class PagerCounters:
     waits: int = 0
     wait_errors: int = 0
     wait_ns: int = 0
-    lock_errors: int = 0
+    lock_errors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOCK_REASONS, 0))
+    """Refused locks by their reason."""
 
 
 class _Tensor:
@@ -333,10 +334,14 @@ class Pager:
         return frozenset(self._pinned)
 
     def _lock(self, extents: Iterable[Extent]) -> bool:
-        code = self.locks.lock(list(self._exact(extents)))
+        exact = list(self._exact(extents))
+        code = self.locks.lock(exact)
         if code:
-            self.counters.lock_errors += 1
+            self._refused(code, sum(end - start for start, end in exact))
         return code == 0
+
+    def _refused(self, code: int, nbytes: int) -> None:
+        self.counters.lock_errors[reason(code, nbytes)] += 1
 
     def lock_extents(self, extents: Iterable[Extent]) -> LockReport:
         """Read in and lock ranges (the dense weights) as far as the limit lets; the rest stays readable, unlocked."""
@@ -344,7 +349,7 @@ class Pager:
         self.fetch_extents(wanted)
         report = self.locks.lock_most(list(self._exact(wanted)))
         if report.got_bytes < report.wanted_bytes:
-            self.counters.lock_errors += 1
+            self._refused(report.code, report.wanted_bytes - report.got_bytes)
             log.warning("%s", report.warning())
         return report
 

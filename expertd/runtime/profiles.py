@@ -47,6 +47,8 @@ class Profiles:
         self._taught: Profile | None = None
         self.saves = 0
         self.save_failures = 0
+        self.saved_at: float | None = None
+        """When one was last written (time.time()); None before the first."""
         self.trouble = ""
         """Why profiles are not kept on disk; empty while they are."""
 
@@ -223,6 +225,7 @@ class Profiles:
                         self._dirty.add(name)
                 return False
         self.saves += 1
+        self.saved_at = time.time()
         if self.trouble:
             log.info("profiles are saved again")
             self.trouble = ""

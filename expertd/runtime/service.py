@@ -21,6 +21,7 @@ from expertd.runtime.actions import Actions
 from expertd.runtime.admission import Job, RequestQueue
 from expertd.runtime.care import Caretaker
 from expertd.runtime.heat import NOTHING, Heat
+from expertd.runtime.profiles import Profiles
 from expertd.runtime.rehearsal import RehearsalOrder, rehearse
 from expertd.runtime.session import ModelInfo, Session, check_budget, open_session, pin_budget, wanted_budget
 from expertd.runtime.settings import RuntimeSettings
@@ -142,6 +143,11 @@ class Service:
     def steering(self) -> Steering | None:
         session = self._engine.session
         return session.steering if session else None
+
+    @property
+    def profiles(self) -> Profiles | None:
+        """None where nothing is steered."""
+        return self._care.profiles
 
     @property
     def model(self) -> ModelInfo | None:

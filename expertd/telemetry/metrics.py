@@ -129,6 +129,11 @@ def _stalls(scrape: Scrape) -> Iterable[Sample]:
     return [((kind,), seconds) for kind, seconds in found if seconds is not None]
 
 
+def _saved_at(scrape: Scrape) -> Iterable[Sample]:
+    at = scrape.daemon.profiles.saved_at
+    return [] if at is None else [((), at)]
+
+
 _BUILD_LABELS = ("version", "llama_cpp", "python")
 _MODEL_LABELS = ("model", "architecture", "fingerprint", "layers", "experts", "experts_used")
 
@@ -273,6 +278,22 @@ _PAGES = (
     ),
 )
 
+_PROFILES = (
+    _counter("expertd_profile_saves_total", "Profiles written to the disk.", lambda s: s.daemon.profiles.saves),
+    _counter(
+        "expertd_profile_save_failures_total",
+        "Attempts to write a profile that failed.",
+        lambda s: s.daemon.profiles.save_failures,
+    ),
+    Metric(
+        "expertd_profile_last_save_timestamp_seconds",
+        "gauge",
+        "When a profile was last written, in seconds since 1970.",
+        (),
+        _saved_at,
+    ),
+)
+
 _REQUESTS = (
     Metric("expertd_http_requests_total", "counter", "Answers, by route and status code.", ("route", "code"), _http),
     _gauge("expertd_requests_in_flight", "Requests that the engine works for.", lambda s: s.requests.in_flight),
@@ -305,4 +326,4 @@ _VERDICT = (
     _gauges("expertd_bottleneck", "1 for what holds the answers up now, 0 for the others.", "cause", _bottleneck),
 )
 
-METRICS: tuple[Metric, ...] = _IDENTITY + _CACHE + _PAGES + _REQUESTS + _VERDICT
+METRICS: tuple[Metric, ...] = _IDENTITY + _CACHE + _PAGES + _PROFILES + _REQUESTS + _VERDICT

@@ -77,6 +77,16 @@ class PagerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileFacts:
+    """Hot maps written to the disk, and attempts that failed. `saved_at` is the time of the last success (seconds
+    since 1970), None before the first."""
+
+    saves: int = 0
+    save_failures: int = 0
+    saved_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFacts:
     """Requests and tokens. `http` counts answers by (route, status). `queue_seconds` is the time that requests waited
     for their turn, `prompt_seconds` and `generation_seconds` that in which the engine worked for them."""
@@ -112,6 +122,7 @@ class Snapshot:
     kv_nbytes: int = 0
     cache: CacheFacts = field(default_factory=CacheFacts)
     pager: PagerFacts = field(default_factory=PagerFacts)
+    profiles: ProfileFacts = field(default_factory=ProfileFacts)
     requests: RequestFacts = field(default_factory=RequestFacts)
     tap_seconds: float = 0.0
     routes: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import subprocess
@@ -12,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from expertd.pages import libc
-from expertd.pages.locks import LockReport, locked_by_kernel
+from expertd.pages import libc, locks
+from expertd.pages.locks import LockReport, PageLocks, locked_by_kernel, reason
 from expertd.pages.mapping import MappedFiles
 from expertd.pages.pager import Pager
 from expertd.types import ExpertLayout
@@ -149,7 +150,11 @@ if sys.argv[5] == "dense":
     got = [report.wanted_bytes, report.got_bytes, report.limit_bytes]
 else:
     got = [len(pager.pin(list(range(count))))]
-print(json.dumps({"got": got, "kernel": locked_by_kernel(), "ours": pager.locks.locked_bytes, "warnings": warnings}))
+reasons = pager.counters.lock_errors
+print(json.dumps({
+    "got": got, "kernel": locked_by_kernel(), "ours": pager.locks.locked_bytes, "warnings": warnings,
+    "reasons": reasons,
+}))
 """
 
 
@@ -176,6 +181,7 @@ def test_dense_weights_beyond_the_limit_are_locked_in_part_with_one_warning(
     (warning,) = answer["warnings"]  # type: ignore[misc]
     assert "limit 8.0 MiB" in warning
     assert "wanted" in warning
+    assert answer["reasons"] == {"limit": 1, "memory": 0, "other": 0}
 
 
 def test_pins_beyond_the_limit_are_refused_and_counted(run_child: Child, large: ExpertLayout) -> None:
@@ -183,6 +189,17 @@ def test_pins_beyond_the_limit_are_refused_and_counted(run_child: Child, large: 
     assert answer["got"] == [11]
     assert answer["kernel"] == answer["ours"]
     assert answer["kernel"] <= 8 << 20  # type: ignore[operator]
+    assert answer["reasons"] == {"limit": 1, "memory": 0, "other": 0}
+
+
+def test_a_refusal_that_is_not_the_limits_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = PageLocks(libc.PAGE).lock([(libc.PAGE, 2 * libc.PAGE)])
+    assert code == errno.ENOMEM, "nothing is ever mapped there"
+    assert reason(code, libc.PAGE) == "other", "root has no limit"
+    monkeypatch.setattr(locks, "lock_limit", lambda: 1 << 40)
+    assert reason(code, libc.PAGE) == "other"
+    assert reason(code, 1 << 40) == "limit"
+    assert (reason(errno.EPERM, 1), reason(errno.EAGAIN, 1)) == ("limit", "memory")
 
 
 def test_a_report_names_limit_wanted_and_got() -> None:

@@ -160,12 +160,18 @@ def test_a_full_disk_costs_nothing_but_the_disk(mounted: Mounted, caplog: pytest
         assert caplog.text.count("No space left on device") == 1
         assert profiles.get("default").tokens == 12
         assert profiles.trouble
+        assert (profiles.saves, profiles.save_failures) == (1, 3)
+        last = profiles.saved_at
+        assert last is not None
         kept = ProfileDirectory(state, SHAPE.fingerprint).read("default")
         assert kept is not None
         assert kept.tokens == 3
         filler.unlink()
         profiles.save()
         assert not profiles.trouble
+        assert (profiles.saves, profiles.save_failures) == (2, 3)
+        assert profiles.saved_at is not None
+        assert profiles.saved_at > last
         assert ProfileDirectory(state, SHAPE.fingerprint).read("default").tokens == 12  # type: ignore[union-attr]
         profiles.stop()
 

@@ -12,7 +12,15 @@ from expertd.cache.counters import ADMISSION_CAUSES, EVICTION_CAUSES, Counters
 from expertd.telemetry.collector import ExpertdCollector, Exporter
 from expertd.telemetry.metrics import METRICS
 from expertd.telemetry.readings import Readings, take
-from expertd.telemetry.snapshot import CacheFacts, HistogramData, ModelFacts, PagerFacts, RequestFacts, Snapshot
+from expertd.telemetry.snapshot import (
+    CacheFacts,
+    HistogramData,
+    ModelFacts,
+    PagerFacts,
+    ProfileFacts,
+    RequestFacts,
+    Snapshot,
+)
 from expertd.telemetry.verdict import CAUSES, Verdict
 
 DOCS = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
@@ -65,6 +73,7 @@ FULL = Snapshot(
         predicted_dropped=7,
     ),
     pager=PagerFacts(HistogramData((0.1, 1.0), (2, 3, 1), 4.5), 300, 0.25, {"fetch": 2}, {"limit": 1}),
+    profiles=ProfileFacts(3, 2, 1.7e9),
     requests=RequestFacts(
         http={("/v1/models", 200): 3, ("/v1/chat/completions", 429): 1},
         in_flight=1,
@@ -138,6 +147,9 @@ def test_every_number_of_the_snapshot_reaches_its_metric() -> None:
         ("expertd_io_errors_total", "op=fetch"): 2,
         ("expertd_io_errors_total", "op=evict"): 0,
         ("expertd_pin_failures_total", "reason=limit"): 1,
+        ("expertd_profile_saves_total",): 3,
+        ("expertd_profile_save_failures_total",): 2,
+        ("expertd_profile_last_save_timestamp_seconds",): 1.7e9,
         ("expertd_locked_bytes",): 44,
         ("expertd_page_faults_total", "kind=major"): 11,
         ("expertd_page_faults_total", "kind=minor"): 22,
@@ -176,6 +188,7 @@ def test_labels_are_escaped_and_no_model_means_no_series() -> None:
     empty = render(Snapshot())
     assert not [k for k in empty if k[0] == "expertd_model_info"]
     assert empty[("expertd_model_expert_bytes",)] == 0
+    assert not [k for k in empty if "last_save" in k[0]], "a time that is not known is no series"
 
 
 def test_a_kernel_without_pressure_files_has_no_stall_series() -> None:

@@ -16,6 +16,7 @@ import asyncio, json, logging, resource, sys
 from pathlib import Path
 from expertd.engine import openmp
 openmp.load(1)
+from expertd.daemon.facts import snapshot
 from expertd.engine.settings import EngineSettings
 from expertd.pages.locks import locked_by_kernel
 from expertd.runtime.selection import Selection
@@ -30,9 +31,11 @@ async def main():
     while service.state not in ("ready", "failed"):
         await service.wait_changed()
     answers = [service.actions.pin(Selection()) for _ in range(2)]
+    service.steering.pager.pin(list(range(service.steering.layout.n_experts)))
     print(json.dumps({
         "state": service.state, "answers": answers, "locked": locked_by_kernel(),
         "counted": service.steering.pager.locks.locked_bytes, "pinned": service.cache_report()["pinned_bytes"],
+        "failures": snapshot(service, {}).pager.pin_failures,
     }))
     await service.stop()
 asyncio.run(main())
@@ -55,4 +58,6 @@ def test_it_starts_pins_what_the_limit_allows_and_says_so_once(model: Path) -> N
     assert found["counted"] == found["locked"]
     assert found["pinned"] == found["answers"][0]["pinned"]["bytes"] > 0
     assert any("limit on locked memory (8.0 MiB)" in s["why"] for s in found["answers"][0]["skipped"])
+    assert found["failures"]["limit"] > 0
+    assert found["failures"]["memory"] == found["failures"]["other"] == 0
     assert done.stderr.count("the limit on locked memory is 8.0 MiB") == 1
