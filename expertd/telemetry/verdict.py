@@ -3,7 +3,8 @@
 The decision (`decide`), the first that holds:
 1. starting: the model loads or warms.
 2. idle: nobody asks.
-3. I/O does not bind (less than 40 % of the working time goes to the disk):
+3. I/O does not bind (less than 40 % of the working time goes to the disk; 20 % where 4a holds, since one setting
+   cures that):
    3a. queue: requests wait longer than they are worked for;
    3b. contention: our threads wait for a processor for more than a third of the time that they could run;
    3c. prompt: most of the time computes prompts;
@@ -31,6 +32,7 @@ CAUSES = (
 )  # fmt: skip
 
 _IO_BINDS = 0.4
+_READ_AHEAD_BINDS = 0.2
 _MOSTLY = 0.6
 # Some waiting is usual: the event loop and the pager run beside as many engine threads as there are cores.
 _CONTENDED = 1 / 3
@@ -173,7 +175,8 @@ def decide(w: Window) -> Verdict:
         return _starting(w)  # 1
     if not w.in_flight and not w.queued and not w.tokens:
         return Verdict("idle", "Nothing is asked.")  # 2
-    cause = _io_cause(w) if w.io_share >= _IO_BINDS else _work_cause(w)
+    binds = w.io_share >= (_READ_AHEAD_BINDS if _reads_too_far(w) else _IO_BINDS)
+    cause = _io_cause(w) if binds else _work_cause(w)
     sentence, advice = _WORDS[cause](w)
     return Verdict(cause, sentence, advice, _thrashing(w), _figures(w))
 
@@ -196,8 +199,7 @@ def _work_cause(w: Window) -> str:
 
 def _io_cause(w: Window) -> str:
     ratio = w.hit_ratio
-    large = w.read_ahead_kb is not None and w.read_ahead_kb >= _LARGE_READ_AHEAD_KB
-    if large and (not w.steering or w.over_read > 1.5):
+    if _reads_too_far(w):
         return "read_ahead"  # 4a
     if _pressed(w):
         return "pressure"  # 4b
@@ -213,6 +215,11 @@ def _io_cause(w: Window) -> str:
     if (ratio is not None and ratio >= 0.9) or most_fits or (w.disk_rate and w.disk_rate < _SLOW_DISK):
         return "disk"  # 4f
     return "memory"  # 4g
+
+
+def _reads_too_far(w: Window) -> bool:
+    large = w.read_ahead_kb is not None and w.read_ahead_kb >= _LARGE_READ_AHEAD_KB
+    return large and (not w.steering or w.over_read > 1.5)
 
 
 def _pressed(w: Window) -> bool:
