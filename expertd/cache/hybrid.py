@@ -75,7 +75,10 @@ class HybridPolicy:
         """0 for residents, infinity for others: added to a rank."""
         self._open = list(np.full((n_layers, n_experts), np.inf, np.float32))
         """Ranks of the residents; infinity for others, and for those that the choice at hand passes over."""
+        self._held: Container[int] = ()
+        """Those that the choice at hand must not take: the same object says that it is still the same choice."""
         self._passed: list[int] = []
+        """Of those, the ones that are shut out of `_open` until the next choice."""
         self._ranked = [False] * n_layers
         self._unsettled = set(range(n_layers))
         """Layers whose candidate may not be their coldest."""
@@ -84,7 +87,9 @@ class HybridPolicy:
         """The candidates' ranks."""
         self._wait = np.full(n_layers, _NO_WAIT)
         ahead = np.arange(1, n_layers + 1) / n_layers
-        self._ahead = np.concatenate([ahead, ahead])
+        both = np.concatenate([ahead, ahead])
+        self._ahead = [both[start : start + n_layers] for start in range(n_layers - 1, -1, -1)]
+        """By layer at work, then by layer: the share of a token until its turn."""
         self._until = np.empty(n_layers)
 
     def touch(self, layer: int, ids: Sequence[int], n_tokens: int) -> None:
@@ -160,10 +165,10 @@ class HybridPolicy:
     def insert(self, expert: int) -> None:
         layer, index = divmod(expert, self._n_experts)
         self._barred[layer][index] = 0.0
-        rank = self._rank[layer][index]
-        self._open[layer][index] = rank
-        if rank < self._lowest[layer]:
-            self._unsettled.add(layer)
+        if expert in self._held:
+            self._passed.append(expert)
+        else:
+            self._open_up(layer, index)
 
     def remove(self, expert: int) -> None:
         layer, index = divmod(expert, self._n_experts)
@@ -173,7 +178,8 @@ class HybridPolicy:
             self._unsettled.add(layer)
 
     def victim(self, layer: int, held: Container[int]) -> int:
-        if self._passed:
+        if held is not self._held:
+            self._held = held
             self._admit_passed()
         if self._waiting[layer] or not self._ranked[layer]:
             self._rank_anew(layer)  # 2
@@ -181,11 +187,9 @@ class HybridPolicy:
             for other in sorted(self._unsettled):
                 self._settle(other)
             self._unsettled.clear()
-        until = self._until
-        start = self._n_layers - 1 - layer
-        ahead = self._ahead[start : start + self._n_layers]
+        until, ahead = self._until, self._ahead[layer]
         while True:
-            np.add(self._wait, ahead, out=until)  # 3
+            np.add(self._wait, ahead, until)  # 3
             coldest = int(until.argmax())
             index = self._candidate[coldest]
             if index < 0:
@@ -205,9 +209,19 @@ class HybridPolicy:
         """Those that the last choice passed over can be chosen again."""
         for expert in self._passed:
             layer, index = divmod(expert, self._n_experts)
-            self._open[layer][index] = self._rank[layer][index] + self._barred[layer][index]
-            self._unsettled.add(layer)
+            if not self._barred[layer][index]:
+                self._open_up(layer, index)
         self._passed.clear()
+
+    def _open_up(self, layer: int, index: int) -> None:
+        """A resident can be chosen: it is its layer's candidate where it is colder than that."""
+        ranks = self._open[layer]
+        ranks[index] = self._rank[layer][index]
+        rank: float = ranks.item(index)
+        if not self._ranked[layer]:
+            self._unsettled.add(layer)
+        elif rank < self._lowest[layer] or (rank == self._lowest[layer] and index < self._candidate[layer]):
+            self._lowest[layer], self._candidate[layer], self._wait[layer] = rank, index, 1.0 / rank
 
     def _just_used(self, layer: int, index: int) -> bool:
         """Whether visits that wait to be worked off speak against the candidate."""
