@@ -242,6 +242,23 @@ class ExpertCache:
         """Speculation: fetch those of `experts` for which there is room, or for which something colder can go."""
         return self._offer(experts, "predict")
 
+    def expect(self, experts: Sequence[int], busy: Iterable[int]) -> Decision:
+        """Speculation as good as certain, such as the next layer of a prompt that uses nearly all experts: room is made
+        as the route would make it a moment later, from anything but these and the `busy`, in the order given."""
+        decision = Decision()
+        wanted = self._known(experts)
+        held = self._awaited.union(wanted, busy)
+        for expert in wanted:
+            if self._state[expert] or expert in self._transient:
+                continue
+            if not self._make_room(expert // self.n_experts, self.sizes[expert], held, "predict", decision.evict):
+                break
+            self._insert(expert, "predict")
+            self._speculate(expert)
+            decision.fetch.append(expert)
+        decision.fetch.sort()
+        return decision
+
     def _speculate(self, expert: int) -> None:
         self._speculative[expert] = 1
         self._n_speculative += 1

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
@@ -32,6 +32,7 @@ from expertd.types import ExpertLayout, ExpertTensor, Extent
 log = logging.getLogger(__name__)
 # Experts that calibration may read and drop.
 _TRIES = 4
+_DROPPED_AT_ONCE = 4
 
 
 @dataclass(slots=True)
@@ -178,28 +179,52 @@ class Pager:
             j = i + 1
             while j < count and experts[j] // n == layer:
                 j += 1
-            self._fetch_layer(layer * n, self._tensors[layer], experts[i:j] if j - i < count else experts, lane)
+            self._fetch_layer(layer, experts[i:j] if j - i < count else experts, lane)
             i = j
         counters.fetches += 1
         counters.fetched_experts += count
         counters.fetch_ns += perf_counter_ns() - started
 
-    def _fetch_layer(
-        self, first: int, tensors: tuple[_Tensor, ...], experts: Sequence[int], lane: windows.Lane
-    ) -> None:
+    def _fetch_layer(self, layer: int, experts: Sequence[int], lane: windows.Lane) -> None:
         nbytes = 0
-        for t in tensors:
+        for file, start, end in self._runs(layer, experts):
+            lane.read(file, start, end)
+            nbytes += end - start
+        self.counters.fetch_bytes += nbytes
+
+    def _runs(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(file, start, end) of what to read of one layer's experts, in matmul order."""
+        first, count = layer * self._n, len(experts)
+        for t in self._tensors[layer]:
             base, stride, merges = t.offset - first * t.stride, t.stride, t.merges
-            i, count = 0, len(experts)
+            i = 0
             while i < count:
                 expert, run = experts[i], 1
                 i += 1
                 while merges and i < count and experts[i] == expert + run:
                     i, run = i + 1, run + 1
                 start = base + expert * stride
-                lane.read(t.file, start, start + run * stride)
-            nbytes += count * stride
-        self.counters.fetch_bytes += nbytes
+                yield t.file, start, start + run * stride
+
+    def exchange(self, layer: int, experts: Sequence[int], out: Sequence[int], ahead_nbytes: int) -> None:
+        """As `fetch`, of one layer, with the experts `out` dropped in step: what was read is never more than
+        `ahead_nbytes` ahead of what was dropped. For a prompt, whose layers are larger than any reserve of memory."""
+        started, counters, lane = perf_counter_ns(), self.counters, self._lane
+        for expert in experts:
+            self.held[expert] = 1
+        self.release(out)
+        at, ahead = 0, 0
+        for file, start, end in self._runs(layer, experts):
+            ahead += end - start
+            while ahead > ahead_nbytes and at < len(out):
+                ahead -= self.drop_released(out[at : at + _DROPPED_AT_ONCE])
+                at += _DROPPED_AT_ONCE
+            lane.read(file, start, end)
+            counters.fetch_bytes += end - start
+        self.drop_released(out[at:])
+        counters.fetches += 1
+        counters.fetched_experts += len(experts)
+        counters.fetch_ns += perf_counter_ns() - started
 
     def fetch_extents(self, extents: Iterable[Extent]) -> None:
         """Start reading ranges in the order given (dense weights, merged neighbours). Worker's thread."""

@@ -68,6 +68,24 @@ def test_a_prediction_never_evicts_something_hotter() -> None:
     assert cache.counters.predicted_used == 1
 
 
+def test_what_is_as_good_as_certain_gets_room_but_never_that_of_the_layer_at_hand() -> None:
+    cache = cache_of(3, 4, 6)
+    for _ in range(3):
+        cache.route(0, [0, 1])
+        cache.route(1, [0, 1])
+    cache.pin([0])
+    cache.route(1, [2, 3])
+    busy = [4, 5, 6, 7]
+    ahead = cache.expect([8, 9, 10, 11], busy)
+    assert ahead.evict == [1]
+    assert ahead.fetch == [8]
+    assert all(cache.is_resident(e) for e in (0, *busy))
+    assert cache.resident_bytes <= cache.budget_bytes
+    assert cache.expect([8], busy).fetch == []
+    assert cache.route(2, [0, 1]).hits == 1
+    assert (cache.counters.predicted, cache.counters.predicted_used) == (1, 1)
+
+
 def test_a_prompt_batch_counts_an_expert_once() -> None:
     cache = cache_of(1, 8, 8)
     assert cache.route(0, [1, 1, 2, 1, 2, 7], Phase.PREFILL).fetch == [1, 2, 7]

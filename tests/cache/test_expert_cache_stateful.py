@@ -72,6 +72,11 @@ class CacheMachine(RuleBasedStateMachine):
         if decision.evict:
             assert max(scores[e] for e in decision.evict) < max(scores[e] for e in decision.fetch)
 
+    @rule(experts=EXPERT_IDS, busy=EXPERT_IDS)
+    def expect(self, experts: list[int], busy: list[int]) -> None:
+        kept = {*self.cache.pinned(), *experts, *busy}
+        assert not kept & set(self._call("expect", experts, busy).evict)
+
     @rule(experts=EXPERT_IDS)
     def admit(self, experts: list[int]) -> None:
         assert not set(self.cache.pinned()) & set(self._call("admit", experts).evict)

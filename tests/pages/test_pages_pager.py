@@ -70,6 +70,44 @@ def test_a_fetch_reads_exactly_its_experts(on_large: Pager) -> None:
     assert (on_large.windows > 0) == (mode == "windows")
 
 
+def test_an_exchange_drops_in_step_with_what_it_reads(on_large: Pager, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_large.calibrate()
+    out, experts, allowed = list(range(16, 28)), list(range(12)), 2 << 20
+    on_large.prefetch(out)
+    on_large.wait(out)
+    left = _cached(on_large) - _touched(on_large.layout, out)
+    ahead, most, order = 0, 0, []
+    drop, read = on_large.drop_released, on_large._lane.read
+
+    def dropping(some: list[int]) -> int:
+        nonlocal ahead
+        gone = drop(some)
+        ahead -= gone
+        return gone
+
+    def reading(file: int, start: int, end: int) -> None:
+        nonlocal ahead, most
+        ahead += end - start
+        most = max(most, ahead)
+        order.append(start)
+        read(file, start, end)
+
+    monkeypatch.setattr(on_large, "drop_released", dropping)
+    monkeypatch.setattr(on_large._lane, "read", reading)
+    on_large.exchange(0, experts, out, allowed)
+    assert most <= allowed
+    assert order == sorted(order), "the order of the matmul: all gates, all ups, all downs"
+    on_large.wait(experts)
+    assert _cached(on_large) - left <= _touched(on_large.layout, experts) | _borders(on_large.layout, out)
+    assert _touched(on_large.layout, experts) <= _cached(on_large)
+    assert on_large.counters.fetched_experts == len(out) + len(experts)
+
+
+def _borders(layout: ExpertLayout, experts: list[int]) -> set[int]:
+    """First and last pages of the experts' tensors, which others may share."""
+    return {at // libc.PAGE for expert in experts for e in layout.extents(expert) for at in (e.offset, e.end - 1)}
+
+
 def test_calibration_leaves_what_is_cached(on_small: Pager, on_large: Pager) -> None:
     for pager, tried in ((on_small, 0), (on_large, 4)):
         experts = [e for e in range(len(pager.held)) if pager.layout.expert_sizes[e]]
