@@ -23,13 +23,12 @@ from expertd.model.forecast import Forecast, Rates, TokenReads, forecast
 from expertd.model.memory import KvBytes, kv_nbytes
 from expertd.model.names import Role
 from expertd.model.offload import NOTHING, Offload, choose_offload
+from expertd.model.ubatch import DEFAULT_UBATCH, MEMORY_SHARE, WIDE_UBATCHES
 
 PROCESS_NBYTES = 200 << 20
 """Interpreter, libraries, tokenizer and request buffers of a daemon, as anonymous memory."""
 FITS, GOOD, USABLE = 1.0, 0.7, 0.4
 _KV_SHARE = 0.10
-_UBATCH, _WIDE_UBATCHES = 512, (2048, 1024)
-_UBATCH_SHARE = 0.02
 _LOGITS = 4
 _OUTPUTS = 1
 """Tokens of a micro-batch with logits: expertd and llama-server sample from the last one alone."""
@@ -117,27 +116,27 @@ def make_plan(experts: ExpertMap, machine: Machine, wish: Wish) -> Plan:
     kv_type = wish.kv_type or _choose_kv(attention, machine, wish)
     if not wish.flash and kv_type not in ("f16", "f32", "bf16"):
         raise UsageError(f"a KV cache of {kv_type} needs flash attention", hint="drop one of the two")
-    first = _assess(experts, attention, machine, wish, kv_type, wish.n_ubatch or _UBATCH)
+    first = _assess(experts, attention, machine, wish, kv_type, wish.n_ubatch or DEFAULT_UBATCH)
     if wish.n_ubatch is not None or not experts.layers or not (first.streams or first.offload.n_cpu_moe):
         return first
-    for n_ubatch in _WIDE_UBATCHES:
+    for n_ubatch in WIDE_UBATCHES:
         memory = machine.vram_nbytes if first.offload.used else machine.ram_nbytes
         wide = _assess(experts, attention, machine, wish, kv_type, n_ubatch)
         cost = wide.compute_nbytes + wide.kv.total - first.compute_nbytes - first.kv.total
         same = wide.verdict == first.verdict and wide.offload.n_cpu_moe <= first.offload.n_cpu_moe + 1
-        if n_ubatch <= wish.n_ctx and cost <= memory * _UBATCH_SHARE and same:
+        if n_ubatch <= wish.n_ctx and cost <= memory * MEMORY_SHARE and same:
             return wide
     return first
 
 
 def _choose_kv(attention: Attention, machine: Machine, wish: Wish) -> str:
     """Number 1."""
-    plain = kv_nbytes(attention, wish.n_ctx, wish.n_ubatch or _UBATCH, "f16").total
+    plain = kv_nbytes(attention, wish.n_ctx, wish.n_ubatch or DEFAULT_UBATCH, "f16").total
     memory = machine.vram_nbytes or machine.ram_nbytes
     if plain <= memory * _KV_SHARE or not wish.flash:
         return "f16"
     try:
-        kv_nbytes(attention, wish.n_ctx, wish.n_ubatch or _UBATCH, "q8_0")
+        kv_nbytes(attention, wish.n_ctx, wish.n_ubatch or DEFAULT_UBATCH, "q8_0")
     except UsageError:
         return "f16"
     return "q8_0"
