@@ -73,6 +73,8 @@ class BudgetController:
         self._margin = 0.0
         self._targets: deque[int] = deque(maxlen=_CALM_SAMPLES)
         self.budget_bytes = 0
+        self.target_bytes = 0
+        """What the last sample had room for, however many experts there are."""
         self.pin_limit_bytes = pin_budget_bytes
         self.release_dense = False
         self.shrinks = 0
@@ -89,7 +91,7 @@ class BudgetController:
         room = sample.available_bytes + sample.pinned_bytes - sample.dense_unlocked_bytes
         room -= reserve_for(sample.limit_bytes, self._step)
         self._press(sample, max(room, 0))
-        target = room - int(self._margin)
+        target = self.target_bytes = room - int(self._margin)
         self._targets.append(target)
         self.pin_limit_bytes = max(0, min(self.pin_budget_bytes, target - self._floor))
         self.release_dense = target < self._floor // 2

@@ -124,6 +124,11 @@ def reclaim(root: Path = ROOT, levels: Sequence[Level] | None = None) -> Reclaim
     return Reclaim(machine.get("workingset_refault_file", 0), machine.get("pswpout", 0))
 
 
+def anon_nbytes(root: Path = ROOT) -> int:
+    """Anonymous memory of this process; 0 where the kernel does not tell."""
+    return table(root / "proc/self/status", 1024).get("RssAnon", 0)
+
+
 def cgroup_levels(root: Path = ROOT) -> list[Level]:
     """This process's memory cgroup and its ancestors up to the mount, innermost first; v1 and v2."""
     found = []

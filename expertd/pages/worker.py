@@ -2,8 +2,9 @@
 
 What to do is decided elsewhere; here is only the order: evictions first (all that wait, in one batch, so that
 neighbours go in one call), then speculative reads, pins, and warm-up last. Longer jobs are iterators: one step is done
-at a time, and anything more urgent goes between two steps. A job can be cancelled between steps; the thread outlives
-every error in a job, which its ticket keeps.
+at a time, and anything more urgent goes between two steps. A job that has to wait yields a number of seconds, which
+end early when anything more urgent comes. A job can be cancelled between steps; the thread outlives every error in a
+job, which its ticket keeps.
 
 Methods may be called from any thread and never wait for the kernel, except `drain`, `stop` and `Ticket.wait`.
 """
@@ -214,8 +215,10 @@ class PagerWorker:
         ended = ticket.cancelled
         if not ended:
             try:
-                next(ticket.steps)
+                pause = next(ticket.steps)
                 self.counters.steps += 1
+                if isinstance(pause, float):
+                    self._rest(pause, ticket)
                 return
             except StopIteration:
                 self.counters.jobs += 1
@@ -228,6 +231,14 @@ class PagerWorker:
         with self._ready:
             self._jobs[ticket.kind].remove(ticket)
         ticket.finish(error)
+
+    def _rest(self, seconds: float, ticket: Ticket) -> None:
+        def urgent() -> bool:
+            more = self._evictions or self._prefetches or self._jobs[Kind.PIN] or ticket.cancelled
+            return self._stopping or bool(more)
+
+        with self._ready:
+            self._ready.wait_for(urgent, seconds)
 
     def _cancel_all(self) -> None:
         with self._ready:

@@ -54,13 +54,15 @@ class PinJob:
 
 
 class Actions:
-    """Of one session. `pin_limit` gives the bytes of experts that may be pinned at this moment."""
+    """Of one session. `pin_limit` gives the bytes of experts that may be pinned at this moment, `room` those that may
+    be warmed without taking from what the next request allocates."""
 
     def __init__(
-        self, steering: Steering, profiles: Profiles, tracing: Tracing, half_life: float, pin_limit: Callable[[], int]
-    ) -> None:
+        self, steering: Steering, profiles: Profiles, tracing: Tracing, half_life: float, pin_limit: Callable[[], int],
+        room: Callable[[], int],
+    ) -> None:  # fmt: skip
         self.steering, self.profiles, self.tracing = steering, profiles, tracing
-        self._half_life, self._pin_limit = half_life, pin_limit
+        self._half_life, self._pin_limit, self._room = half_life, pin_limit, room
         self._lock = threading.Lock()
         self._warned = False
         self.warm_up: WarmUp | None = None
@@ -143,16 +145,22 @@ class Actions:
         return {"evicted": self._part(gone), **self._totals()}
 
     def start_warm(self, order: WarmOrder, *, dense: bool = True) -> WarmUp:
-        """Begins a warm-up; `finish_warm` waits for it. StateError while another runs, ProfileNotFoundError,
-        RequestError."""
+        """Begins a warm-up; `finish_warm` waits for it. One that stands aside is ended for one that somebody asks for.
+        StateError while another runs, ProfileNotFoundError, RequestError."""
         if order.level not in warmup.LEVELS[1:]:
             raise RequestError(f"{order.level!r} is no level", hint="one of dense, profile, all", param="level")
         with self._lock:
+            self._end_aside()
             if self.warm_up is not None and not self.warm_up.finished:
                 raise StateError("a warm-up is running", hint="wait for it, or end it first")
             self.warm_up = made = self._plan(order, dense)
             made.ticket = self.steering.worker.submit(Kind.WARM, _told(made))
             return made
+
+    def _end_aside(self) -> None:
+        if (made := self.warm_up) is not None and made.order.aside and made.ticket is not None:
+            made.cancel()
+            made.ticket.wait(_WAIT_SECONDS)
 
     def _plan(self, order: WarmOrder, dense: bool) -> WarmUp:
         name = order.profile or self.profiles.default
@@ -163,9 +171,11 @@ class Actions:
         budget, pinned = self.steering.read(lambda c: (c.budget_bytes, c.pinned()))
         sizes = self.steering.layout.expert_sizes
         # What is pinned besides stays, so that its bytes are not to be had.
-        room = budget if order.budget_bytes is None else min(budget, order.budget_bytes)
-        room -= sum(sizes[e] for e in pinned if not heat[e])
-        experts, left = warmup.choose(self.steering.layout, heat, level=order.level, room_bytes=room)
+        wanted = budget if order.budget_bytes is None else min(budget, order.budget_bytes)
+        room = min(wanted, self._room())
+        bound = "the budget" if room == wanted else "the budget less what requests will need"
+        room = max(0, room - sum(sizes[e] for e in pinned if not heat[e]))
+        experts, left = warmup.choose(self.steering.layout, heat, level=order.level, room_bytes=room, bound=bound)
         if any(self.steering.read(lambda c: [not c.is_resident(e) for e in experts])):
             self.steering.drop_strays(experts)
         return WarmUp(self.steering, order, name if chances else "", experts, dense, [left] if left else [])
@@ -218,7 +228,7 @@ class Actions:
         return "none" if limit is None else format_size(limit)
 
 
-def _told(made: WarmUp) -> Iterator[None]:
+def _told(made: WarmUp) -> Iterator[float | None]:
     """Its steps, and a line in the log at their end."""
     yield from made.steps()
     found = made.report()

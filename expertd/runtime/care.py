@@ -65,7 +65,7 @@ class Caretaker:
         profiles.start()
         path = settings.trace_path or (settings.state / "routes.trace" if settings.state is not None else None)
         tracing = Tracing(steering, shape, path, settings.trace_bytes)
-        self.actions = Actions(steering, profiles, tracing, half_life, self._pin_limit)
+        self.actions = Actions(steering, profiles, tracing, half_life, self._pin_limit, self._warm_room)
         if settings.trace:
             self._start_trace(tracing)
 
@@ -77,6 +77,9 @@ class Caretaker:
 
     def _pin_limit(self) -> int:
         return self.keeper.pin_limit_bytes if self.keeper is not None else 0
+
+    def _warm_room(self) -> int:
+        return self.keeper.warm_room_bytes if self.keeper is not None else 0
 
     def opened(self, session: Session) -> str:
         """Number 2. Returns the state that follows: ready, or warming until a rehearsal."""
@@ -104,7 +107,7 @@ class Caretaker:
         if level not in ("profile", "all"):
             return None
         try:
-            return actions.start_warm(WarmOrder(level), dense=False)
+            return actions.start_warm(WarmOrder(level, aside=True), dense=False)
         except ExpertdError as error:
             log.warning("nothing was warmed: %s", error.line())
             return None
@@ -118,10 +121,16 @@ class Caretaker:
 
     def begins(self, request: GenerationRequest) -> None:
         """Number 3."""
+        self._serves(True)
         if self.profiles is not None:
             self.profiles.begin(request.profile)
 
+    def _serves(self, serving: bool) -> None:
+        if self.actions is not None:
+            self.actions.steering.serving = serving
+
     def ended(self, n_tokens: int) -> None:
+        self._serves(False)
         if self.profiles is not None:
             self.profiles.end(n_tokens)
 

@@ -64,6 +64,12 @@ class Keeper:
         return max(0, min(self._session.pin_budget_bytes, self._controller.pin_limit_bytes, room))
 
     @property
+    def warm_room_bytes(self) -> int:
+        """Bytes of experts that may be resident when a request comes: the memory there is, less what the engine has
+        reserved for computing and not touched yet."""
+        return max(0, self._controller.target_bytes - self._session.untouched_nbytes())
+
+    @property
     def pinning(self) -> str:
         """Why what is pinned by itself is pinned, or nothing is."""
         return self._auto_pins.why if self._session.pin_budget_bytes else "the pin budget is 0"

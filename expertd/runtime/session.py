@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from expertd.cache.expert_cache import DEFAULT_HALF_LIFE, ExpertCache
 from expertd.engine.chat import ChatTemplate
-from expertd.engine.context import DEFAULT_UBATCH, Context
+from expertd.engine.context import Context
 from expertd.engine.conversations import Conversations
 from expertd.engine.generate import Generation
 from expertd.engine.model import LoadedModel, start_backend
@@ -31,6 +31,7 @@ from expertd.model.expertmap import ExpertMap, build_map
 from expertd.model.fingerprint import fingerprint
 from expertd.model.gguf import read_model
 from expertd.model.memory import kv_nbytes
+from expertd.model.ubatch import DEFAULT_UBATCH, widest
 from expertd.pages import memory
 from expertd.pages.guard import BusGuard
 from expertd.pages.mapping import MappedFiles
@@ -92,6 +93,7 @@ class Session:
         self.template = ChatTemplate(info.chat_template, bos=info.bos, eos=info.eos)
         self.guard = _guard(mapping)
         self.kv_nbytes = 0
+        self._compute_nbytes = self._anon_nbytes = 0
         self.dense_locked_nbytes = 0
         self.fixed_budget_bytes: int | None = None
         self.pin_budget_bytes = 0
@@ -103,6 +105,14 @@ class Session:
         """After each step, before its token leaves: raises ModelChangedError when the step read what is no more."""
         if self.guard is not None:
             self.guard.check()
+
+    def will_compute(self, nbytes: int) -> None:
+        """The engine has reserved a buffer of so many bytes, and touched none of it yet."""
+        self._compute_nbytes, self._anon_nbytes = nbytes, memory.anon_nbytes()
+
+    def untouched_nbytes(self) -> int:
+        """Bytes by which computing will still make the process grow."""
+        return max(0, self._compute_nbytes - max(0, memory.anon_nbytes() - self._anon_nbytes))
 
     def release_dense(self) -> int:
         """Unlocks the dense weights, the last thing to give before the kernel kills. Returns their bytes."""
@@ -146,17 +156,26 @@ def open_session(
     gguf = read_model(settings.engine.model)
     experts = build_map(gguf)
     attention = read_attention(gguf, experts.n_layers)
-    n_ubatch = settings.engine.n_ubatch or DEFAULT_UBATCH
-    kv = kv_nbytes(attention, settings.engine.n_ctx, n_ubatch, settings.engine.kv_type).total
-    compute = compute_nbytes(experts, attention, settings.engine.n_ctx, n_ubatch)
+    engine, usable = settings.engine, memory.snapshot().usable_bytes
+
+    def kv(n_ubatch: int) -> int:
+        return kv_nbytes(attention, engine.n_ctx, n_ubatch, engine.kv_type).total
+
+    def compute(n_ubatch: int) -> int:
+        return compute_nbytes(experts, attention, engine.n_ctx, n_ubatch, n_outputs=1)
+
+    n_ubatch = engine.n_ubatch or DEFAULT_UBATCH
     choice = choose(
-        settings.steering, str(settings.engine.model), model_nbytes=gguf.nbytes, expert_nbytes=experts.expert_nbytes,
-        other_nbytes=kv + compute, usable_nbytes=memory.snapshot().usable_bytes,
+        settings.steering, str(engine.model), model_nbytes=gguf.nbytes, expert_nbytes=experts.expert_nbytes,
+        other_nbytes=kv(n_ubatch) + compute(n_ubatch), usable_nbytes=usable,
     )  # fmt: skip
     layout = experts.layout() if choice.steer else None
     if layout is not None:
         check_budget(settings, layout)
-    engine = replace(settings.engine, repack=choice.repack, lazy_load=settings.engine.lazy_load and choice.steer)
+        n_ubatch = engine.n_ubatch or widest(engine.n_ctx, usable, lambda n: kv(n) + compute(n))
+    engine = replace(
+        engine, repack=choice.repack, lazy_load=engine.lazy_load and choice.steer, n_ubatch=n_ubatch,
+    )  # fmt: skip
     start_backend()
     report("load", 0, 100)
     model = LoadedModel(engine, lambda share: report("load", int(share * 100), 100))
@@ -180,7 +199,8 @@ def open_session(
         context.close()
         model.close()
         raise
-    session.kv_nbytes = kv
+    session.kv_nbytes = kv(context.n_ubatch)
+    session.will_compute(compute(context.n_ubatch))
     if steering is not None and layout is not None:
         session.fixed_budget_bytes = wanted_budget(settings, layout)
         session.pin_budget_bytes = pin_budget(settings, layout)

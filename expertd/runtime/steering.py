@@ -7,7 +7,9 @@ How a layer is handled:
 1. Nothing to decide (all its experts are resident and nothing was evicted lately): it is looked at only at every
    `SAMPLE_TOKENS`th token, for the statistics.
 2. Else ask the cache, fetch what is missing in the order the matmul reads it, hand over what must go.
-3. In a prompt that uses nearly all experts of a layer, the next layer's are read ahead while this one computes.
+3. A layer of a prompt may miss more than the reserve of memory holds: what must go goes in step with what comes, so
+   that the kernel has no need to choose for itself.
+4. In a prompt that uses nearly all experts of a layer, the next layer's are read ahead while this one computes.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from expertd.types import ExpertLayout, Phase
 SAMPLE_TOKENS = 16
 _CALM_TOKENS = 64
 """Tokens without an eviction after which whole layers are only sampled."""
+_AT_ONCE_NBYTES = 8 << 20
+"""Read in a prompt before what must go is gone; the reserve of `pages.budget` is at least this."""
 _STREAM_SHARE = 0.85
 """Share of a layer's experts used by one prompt batch from which on the next layer's are read ahead."""
 
@@ -54,6 +58,8 @@ class Steering:
         self.layout, self.cache, self.pager, self.worker = layout, cache, pager, worker
         self.observers: list[Observer] = []
         """Told of every route, after it was served (traces, profiles). An exception is the tap's to count."""
+        self.serving = False
+        """Whether a request is being computed. Set by the engine thread."""
         self.look_at_all = False
         """Whether no layer is only sampled (a trace is recorded)."""
         self.recency = Recency(layout.n_layers * layout.n_experts)
@@ -118,11 +124,11 @@ class Steering:
         """The router picked `ids` in `layer` (case 2)."""
         with self._lock:
             decision = self.cache.route(layer, ids, phase)
+        out = self._strays_for(decision.fetch) + decision.evict if self._strays else decision.evict
         if decision.fetch:
             began = time.perf_counter()
-            self.pager.fetch(decision.fetch)
+            out = self._bring_in(layer, decision.fetch, out, phase)
             self._stats.fetch_seconds.observe(time.perf_counter() - began)
-        out = self._strays_for(decision.fetch) + decision.evict if self._strays else decision.evict
         if out:
             self._evicted(out)
         if phase is Phase.PREFILL:
@@ -130,6 +136,19 @@ class Steering:
         self.recency.note(layer * self.layout.n_experts, ids, decision.fetch)
         for observer in self.observers:
             observer(layer, ids, phase)
+
+    def _bring_in(self, layer: int, fetch: Sequence[int], out: list[int], phase: Phase) -> list[int]:
+        """Fetches (case 3). Returns what is still to go."""
+        at_once = max(1, _AT_ONCE_NBYTES // self.layout.by_layer[layer].expert_nbytes)
+        if phase is not Phase.PREFILL or len(fetch) <= at_once or not out:
+            self.pager.fetch(fetch)
+            return out
+        self._last_eviction = self._token
+        self.pager.release(out)
+        for i in range(0, len(fetch), at_once):
+            self.pager.drop_released(out[i : i + at_once])
+            self.pager.fetch(fetch[i : i + at_once])
+        return out[len(fetch) :]
 
     def _strays_for(self, fetched: Sequence[int]) -> list[int]:
         """As many strays as experts were fetched; those fetched are strays no more."""
@@ -145,7 +164,7 @@ class Steering:
         self.worker.evict(experts)
 
     def _read_ahead(self, layer: int, decision: Decision) -> None:
-        """Case 3."""
+        """Case 4."""
         upcoming = self.next_layer.get(layer)
         if upcoming is None:
             return
