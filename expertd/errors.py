@@ -77,10 +77,22 @@ class ModelChangedError(ModelError):
     code = "model_changed"
 
 
+class ModelReadError(ModelChangedError):
+    """The disk gives an error where the model is read."""
+
+    code = "model_unreadable"
+
+
 class EngineError(ExpertdError):
     """llama.cpp could not load, allocate or decode."""
 
     code = "engine"
+
+
+class EngineHungError(EngineError):
+    """A decode or a load stands still: nothing has moved for longer than it may."""
+
+    code = "engine_hung"
 
 
 class ContextFullError(ExpertdError):

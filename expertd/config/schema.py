@@ -67,6 +67,15 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     prompt_cache: Annotated[
         int | str, about("Memory for conversations kept for reuse; 0 keeps none.", kind="size_or_auto")
     ] = "auto"
+    hang_seconds: Annotated[
+        float,
+        about(
+            "How long the engine may stand still, without a token, a layer, a page or a byte from the disk, before the "
+            "daemon ends and is started anew; ten times as long while it computes; 0 is for ever.",
+            kind="seconds",
+            ge=0,
+        ),
+    ] = 120.0
 
 
 class SamplingSettings(Section, frozen=True, kw_only=True):

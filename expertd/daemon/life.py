@@ -10,8 +10,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -45,8 +48,17 @@ _SWITCH_SECONDS = 0.0005
 def run(config: Config, reload: Callable[[], Config]) -> int:
     """Runs the daemon; returns its exit code."""
     sys.setswitchinterval(_SWITCH_SECONDS)
+    # A crash inside llama.cpp is over before anything can be logged: at least what ran is said.
+    faulthandler.enable(all_threads=False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(config, reload).live())
+        daemon = Daemon(config, reload)
+        code = runner.run(daemon.live())
+        if daemon.abandoned:
+            # The interpreter would wait for threads that a disk holds, and free what the engine still computes with.
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(code)
+        return code
 
 
 class Daemon:
@@ -63,6 +75,10 @@ class Daemon:
         self._http = HttpServer(self._app, settings)
         self._notify = Notifier()
         self._stop = asyncio.Event()
+        self._device: int | None = None
+        """Number of the model's device. Asked for once, in a thread: a stat waits for a disk that hangs."""
+        self.abandoned = False
+        """Whether the engine's thread was left behind at the end."""
 
     async def live(self) -> int:
         """The whole of it. Raises ExpertdError for what stops the start."""
@@ -73,7 +89,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
         serving = asyncio.create_task(self._http.serve())  # 2
         self._service.start()
-        tasks = [asyncio.create_task(work) for work in (self._tell_progress(), self._tick(), keep_alive(self._notify))]
+        tasks = [asyncio.create_task(work) for work in (self._tell_progress(), self._tick(), self._keep_alive())]
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)  # 4
@@ -94,9 +110,14 @@ class Daemon:
         for task in tasks:
             task.cancel()
         await asyncio.wait(set(tasks))
+        self.abandoned = not stopped
         if not stopped:
             log.warning("the engine did not end in time; the process ends without freeing the model")
         log.info("stopped in %.1f s", time.monotonic() - began)
+
+    async def _keep_alive(self) -> None:
+        """Should the end of a daemon whose engine hangs hang as well, the watchdog ends it."""
+        await keep_alive(self._notify, lambda: not self._service.hung)
 
     def _on_stop_signal(self, number: int) -> None:
         log.info("%s: stopping", signal.Signals(number).name)
@@ -116,6 +137,7 @@ class Daemon:
         """Case 3. Ends the daemon when the model cannot be served."""
         while self._service.state in ("loading", "warming"):
             self._notify.status(self._words())
+            # One that stands still is ended by the service itself (`runtime.hang`).
             self._notify.extend_timeout(60)
             try:
                 await asyncio.wait_for(self._service.wait_changed(), 1.0)
@@ -129,12 +151,19 @@ class Daemon:
         gc.freeze()
         log.info("ready: %s at %s", self._service.model.id if self._service.model else "", self._http.url)
         self._notify.ready(self._words())
-        self._watch.disk_rate = await asyncio.to_thread(measure_disk, self._service.settings.engine.model)
+        looking = asyncio.create_task(self._look_at_disk())
         while True:
             state = await self._service.wait_changed()
             if state == "failed":
+                looking.cancel()
                 self._stop.set()
                 return
+
+    async def _look_at_disk(self) -> None:
+        model = self._service.settings.engine.model
+        with contextlib.suppress(OSError):
+            self._device = (await asyncio.to_thread(os.stat, model)).st_dev
+        self._watch.disk_rate = await asyncio.to_thread(measure_disk, model)
 
     async def _tick(self) -> None:
         while True:
@@ -146,10 +175,9 @@ class Daemon:
                 self._notify.status(self._words())
 
     def _read_ahead_kb(self) -> int | None:
-        try:
-            limits = disk.read_limits(self._service.settings.engine.model)
-        except OSError:
+        if self._device is None:
             return None
+        limits = disk.device_limits(self._device)
         return limits.read_ahead_kb if limits.known else None
 
     def _facts(self) -> Snapshot:

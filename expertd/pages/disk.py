@@ -70,7 +70,11 @@ class Speed:
 
 def read_limits(path: Path, root: Path = ROOT) -> ReadLimits:
     """Limits of the device that holds a file; a partition has those of its disk."""
-    device = os.stat(path).st_dev
+    return device_limits(os.stat(path).st_dev, root)
+
+
+def device_limits(device: int, root: Path = ROOT) -> ReadLimits:
+    """As `read_limits`, by the device's number: asks nothing of the device itself, which may hang."""
     name = f"{os.major(device)}:{os.minor(device)}"
     ahead = _number(root / "sys/class/bdi" / name / "read_ahead_kb")
     block = root / "sys/dev/block" / name

@@ -76,5 +76,13 @@ def slot(job: Job, position: int | None) -> dict[str, Any]:
     }
 
 
+def where(job: Job) -> str:
+    """How far a request is, in words."""
+    total = len(job.request.prompt)
+    if job.done_prompt < total:
+        return f"{job.done_prompt} of {total} prompt tokens done"
+    return f"{job.n_generated} tokens generated"
+
+
 def idle_slot() -> dict[str, Any]:
     return {"id": 0, "is_processing": False}

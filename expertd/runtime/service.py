@@ -15,11 +15,12 @@ from typing import Any
 
 from expertd.engine.generate import check_fits
 from expertd.engine.requests import Event, Finished, GenerationRequest, Queued
-from expertd.errors import ExpertdError, NotReadyError, StateError
+from expertd.errors import EngineHungError, ExpertdError, NotReadyError, StateError
 from expertd.runtime import report
 from expertd.runtime.actions import Actions
 from expertd.runtime.admission import Job, RequestQueue
 from expertd.runtime.care import Caretaker
+from expertd.runtime.hang import HangWatch, reading_signs
 from expertd.runtime.heat import NOTHING, Heat
 from expertd.runtime.profiles import Profiles
 from expertd.runtime.rehearsal import RehearsalOrder, rehearse
@@ -33,6 +34,8 @@ from expertd.runtime.worker import EngineThread
 log = logging.getLogger("expertd.service")
 
 _PROGRESS_SECONDS = 0.2
+_HUNG_STOP_SECONDS = 1.0
+"""An engine that stands still is not waited for; one that comes back just then may still end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,10 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._heat: Heat | None = None
         self._rehearsing = False
+        self.hung = False
+        """Whether the engine stands still: the process must end, since nothing can take the thread back."""
+        self._hang = HangWatch(settings.hang_seconds)
+        self._watching: asyncio.Task[None] | None = None
         self._care = Caretaker(settings, self._report, self._on_lost)
         self._engine = EngineThread(
             partial(open_session, settings, self.stats, self._report, self._care.learnt), self._queue, self.stats,
@@ -69,13 +76,16 @@ class Service:
         """Begins to load, in the engine thread. Call it on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._engine.start()
+        self._watching = self._loop.create_task(self._watch())
 
     async def stop(self, seconds: float = 10.0) -> bool:
         """Ends running requests and frees the model. False when the engine did not end in time."""
+        if self._watching is not None:
+            self._watching.cancel()
         self._set_state("stopping", "")
         self._queue.close(lambda: NotReadyError("expertd is stopping", hint="try again later"))
         await asyncio.to_thread(self._care.stop_work)
-        ended = await asyncio.to_thread(self._engine.stop, seconds)
+        ended = await asyncio.to_thread(self._engine.stop, _HUNG_STOP_SECONDS if self.hung else seconds)
         await asyncio.to_thread(self._care.save)
         return ended
 
@@ -83,6 +93,27 @@ class Service:
         """The state, after it has changed once more."""
         await self.changed.wait()
         return self.state
+
+    async def _watch(self) -> None:
+        while not self.hung:
+            await asyncio.sleep(self._hang.interval_seconds)
+            signs = self._engine.signs()
+            if self._hang.look(None if signs is None else (*signs, self.progress, *reading_signs())):
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """The engine hangs. Its request ends with an error, the others with the state."""
+        self.hung = True
+        job = self._queue.running
+        doing = f"the load ({self.state})" if job is None else f"a decode ({report.where(job)})"
+        error = EngineHungError(
+            f"{doing} stands still: nothing has moved for {format_seconds(self._hang.still_seconds)}",
+            hint=f"expertd ends, to be started anew; see whether the disk of {self.settings.engine.model} answers "
+            "(dmesg), or raise engine.hang_seconds",
+        )
+        self.stats.failed += job is not None
+        self._engine.abandon(error)
+        self._set_state("failed", error.line())
 
     def _report(self, what: str, done: int, total: int) -> None:
         self.progress = Progress(what, done, total)

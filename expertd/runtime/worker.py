@@ -10,7 +10,6 @@ import resource
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from expertd.engine.context import Cancelled
@@ -18,6 +17,7 @@ from expertd.engine.generate import Outcome
 from expertd.engine.requests import Finished, GenerationRequest, PromptProgress, Queued, Receipt
 from expertd.errors import EngineError, ExpertdError, ModelChangedError
 from expertd.runtime.admission import Job, RequestQueue
+from expertd.runtime.hang import Signs, bytes_read
 from expertd.runtime.session import Session
 from expertd.runtime.stats import Stats
 
@@ -53,8 +53,8 @@ class EngineThread:
         self._lock = threading.Lock()
         self._current: Job | None = None
         self.session: Session | None = None
-        self.token_began = 0.0
-        """When the decode that runs now began (time.monotonic); 0 while idle. Watched for decodes that hang."""
+        self._busy = False
+        self._steps = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -75,8 +75,28 @@ class EngineThread:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    def signs(self) -> Signs | None:
+        """What moves while the engine works (see `hang`); None while it has nothing to do. From any thread."""
+        if not self._busy:
+            return None
+        tap = self.session.tap if self.session is not None else None
+        return self._steps, *((tap.counters.splits, tap.counters.skipped) if tap is not None else ())
+
+    def abandon(self, error: ExpertdError) -> None:
+        """Gives up what runs: its client is told now. The thread is left where it stands; should it come back, it
+        finds its work cancelled. From any thread."""
+        with self._lock:
+            job = self._current
+            if job is None:
+                return
+            job.cancelled = True
+            if self.session is not None:
+                self.session.context.cancel()
+        job.post(error)
+
     def _run(self) -> None:
         try:
+            self._busy = True
             self._on_change("loading", "")
             self.session = self._open()
             self._on_change("warming", "")
@@ -88,6 +108,8 @@ class EngineThread:
             log.exception("the model could not be opened")
             self._on_change("failed", f"unexpected: {error!r}")
             return
+        finally:
+            self._busy = False
         while (job := self._queue.take()) is not None:
             self._tell_positions()
             try:
@@ -107,8 +129,10 @@ class EngineThread:
                 return
             session.context.clear_cancel()
             self._current = job
+        self._steps += 1
+        self._busy = True
         outcome = self._outcome(job, session)
-        self.token_began = 0.0
+        self._busy = False
         self._care.ended(job.done_prompt - job.cached_prompt + job.n_generated)
         with self._lock:
             self._current = None
@@ -138,7 +162,7 @@ class EngineThread:
     def _generate(self, job: Job, session: Session) -> Finished:
         meter = Meter(session)
         run = session.generation.run(job.request)
-        self.token_began = before = time.monotonic()
+        before = time.monotonic()
         while True:
             try:
                 event = next(run)
@@ -148,7 +172,8 @@ class EngineThread:
             if job.cancelled:
                 run.close()
                 raise Cancelled("the request was cancelled")
-            self.token_began = now = time.monotonic()
+            self._steps += 1
+            now = time.monotonic()
             if isinstance(event, PromptProgress):
                 job.done_prompt, job.cached_prompt = event.done, event.cached
             elif event.tokens:
@@ -188,10 +213,10 @@ class Meter:
     def __init__(self, session: Session) -> None:
         self._steering = session.steering
         self._usage = self._steering.usage() if self._steering else None
-        self._faults, self._read = _major_faults(), _bytes_read()
+        self._faults, self._read = _major_faults(), bytes_read()
 
     def receipt(self) -> Receipt:
-        faults, read = _major_faults() - self._faults, _bytes_read() - self._read
+        faults, read = _major_faults() - self._faults, bytes_read() - self._read
         if self._steering is None or self._usage is None:
             return Receipt(bytes_read=read, major_faults=faults)
         now = self._steering.usage()
@@ -206,14 +231,3 @@ class Meter:
 
 def _major_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-
-
-def _bytes_read() -> int:
-    """Bytes that this process made the disk read; 0 where the kernel does not account for it."""
-    try:
-        for line in Path("/proc/self/io").read_text().splitlines():
-            if line.startswith("read_bytes:"):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
