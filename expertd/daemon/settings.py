@@ -36,6 +36,7 @@ def runtime_settings(config: Config) -> RuntimeSettings:
         save_seconds=config.profile.save_seconds,
         max_queue=config.server.max_queue,
         request_seconds=config.server.request_seconds,
+        hang_seconds=config.engine.hang_seconds,
         state=config.places.state_directory,
         trace=config.trace.enabled,
         trace_path=Path(config.trace.path).expanduser() if config.trace.path else None,

@@ -30,6 +30,7 @@ from expertd.runtime.stats import Stats
 from expertd.runtime.steering import Steering
 from expertd.runtime.warmup import WarmOrder
 from expertd.runtime.worker import EngineThread
+from expertd.units import format_seconds
 
 log = logging.getLogger("expertd.service")
 

@@ -30,6 +30,8 @@ class RuntimeSettings:
     save_seconds: float = 300.0
     max_queue: int = 16
     request_seconds: float = 0.0
+    hang_seconds: float = 120.0
+    """How long the engine may stand still before the daemon ends; 0 is for ever."""
     state: Path | None = None
     trace: bool = False
     """Whether routes are recorded from the start; into `trace_path`, else into the state directory."""
