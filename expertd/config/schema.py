@@ -216,6 +216,13 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     max_queue: Annotated[int, about("Requests that may wait; more get 429.", ge=0, le=100_000)] = 16
+    order: Annotated[
+        Literal["arrival", "overlap"],
+        about(
+            "Who goes next: arrival is first come, first served; overlap lets one go first whose conversation or "
+            "profile uses experts that are in memory, past nobody more than four times nor after ten seconds."
+        ),
+    ] = "arrival"
     max_body: Annotated[int, about("Largest request body.", kind="size", ge=1 << 10)] = 16 << 20
     max_tokens: Annotated[int, about("Most tokens of one answer; 0 is no limit.", ge=0)] = 0
     request_seconds: Annotated[float, about("Longest time for one answer; 0 is no limit.", kind="seconds", ge=0)] = 0.0

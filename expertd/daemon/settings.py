@@ -35,6 +35,7 @@ def runtime_settings(config: Config) -> RuntimeSettings:
         profile=config.profile.name,
         save_seconds=config.profile.save_seconds,
         max_queue=config.server.max_queue,
+        order=config.server.order,
         request_seconds=config.server.request_seconds,
         hang_seconds=config.engine.hang_seconds,
         state=config.places.state_directory,

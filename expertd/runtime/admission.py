@@ -1,6 +1,7 @@
 """The queue in front of the engine: order, limit, positions. Lives on the event loop; the engine thread takes from it.
 
-Who goes next is decided in one place, `RequestQueue._pick`, so that another order can be tried.
+Who goes next is decided in one place, `RequestQueue._pick`: the first, or whom `choose` names (`runtime.turns`).
+Whoever is passed over is counted, and bounded: see `MOST_OVERTAKEN` and `MOST_SECONDS`.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from expertd.engine.requests import Event, GenerationRequest
 from expertd.errors import ExpertdError, QueueFullError
+
+MOST_OVERTAKEN = 4
+MOST_SECONDS = 10.0
+"""A request that was overtaken so often, or has waited so long, is overtaken no more."""
 
 
 @dataclass(eq=False)
@@ -30,6 +34,10 @@ class Job:
     cached_prompt: int = 0
     """Of `done_prompt`, tokens that were not computed but taken over."""
     n_generated: int = 0
+    overtaken: int = 0
+    """How many that came later went before it."""
+    uses: Mapping[int, int] | None = None
+    """For `runtime.turns`: experts it is likely to want, by how often; None until that was looked up."""
 
     def post(self, event: Event | ExpertdError) -> None:
         """From the engine thread. A loop that is closed takes nothing more."""
@@ -40,11 +48,16 @@ class Job:
 
 
 class RequestQueue:
-    """At most `limit` jobs wait. `put`, `remove` and `waiting` are the loop's; `take` is the engine thread's."""
+    """At most `limit` jobs wait. `put`, `remove` and `waiting` are the loop's; `take` is the engine thread's.
 
-    def __init__(self, limit: int) -> None:
+    `choose` gets those that wait in order of arrival (at least one) and the time, and returns the index of the one that
+    goes next. It is called in `take`, under the queue's lock; without it the first goes."""
+
+    def __init__(self, limit: int, choose: Callable[[Sequence[Job], float], int] | None = None) -> None:
         self.limit = limit
-        self._jobs: deque[Job] = deque()
+        self._choose = choose
+        self.overtakings = 0
+        self._jobs: list[Job] = []
         self._ready = threading.Condition()
         self._closed = False
         self.running: Job | None = None
@@ -92,7 +105,13 @@ class RequestQueue:
             self._seconds_a_job += 0.2 * (spent - self._seconds_a_job)
 
     def _pick(self) -> Job:
-        return self._jobs.popleft()
+        if self._choose is None:
+            return self._jobs.pop(0)
+        index = self._choose(self._jobs, time.monotonic())
+        for passed in self._jobs[:index]:
+            passed.overtaken += 1
+        self.overtakings += index
+        return self._jobs.pop(index)
 
     def waiting(self) -> list[Job]:
         with self._ready:

@@ -28,6 +28,7 @@ from expertd.runtime.session import ModelInfo, Session, check_budget, open_sessi
 from expertd.runtime.settings import RuntimeSettings
 from expertd.runtime.stats import Stats
 from expertd.runtime.steering import Steering
+from expertd.runtime.turns import Turns
 from expertd.runtime.warmup import WarmOrder
 from expertd.runtime.worker import EngineThread
 from expertd.units import format_seconds
@@ -59,7 +60,8 @@ class Service:
         self.progress = Progress()
         self.changed = asyncio.Event()
         """Set at each change of the state; `wait_changed` waits for the next one."""
-        self._queue = RequestQueue(settings.max_queue)
+        turns = Turns(lambda: self.session, lambda: self.profiles)
+        self._queue = RequestQueue(settings.max_queue, turns.choose if settings.order == "overlap" else None)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._heat: Heat | None = None
         self._rehearsing = False

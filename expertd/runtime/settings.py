@@ -29,6 +29,7 @@ class RuntimeSettings:
     profile: str = "default"
     save_seconds: float = 300.0
     max_queue: int = 16
+    order: str = "arrival"
     request_seconds: float = 0.0
     hang_seconds: float = 120.0
     """How long the engine may stand still before the daemon ends; 0 is for ever."""
