@@ -87,6 +87,8 @@ def _cache(service: Service) -> CacheFacts:
             pinned_nbytes=cache.pinned_bytes,
             resident_experts=len(states) - states.count(0),
             pinned_experts=states.count(2),
+            auto_pinned=service.stats.auto_pinned,
+            auto_unpinned=service.stats.auto_unpinned,
             predicted_used=c.predicted_used,
             predicted_wasted=c.predicted_wasted,
             predicted_dropped=steering.worker.counters.prefetch_dropped,

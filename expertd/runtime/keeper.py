@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from expertd.errors import ModelChangedError
 from expertd.pages.budget import BudgetController, Sampler
@@ -124,15 +124,24 @@ class Keeper:
         if self._auto_job is not None and (self._auto_job.ticket is None or not self._auto_job.ticket.finished):
             return
         if self._auto_job is not None and self._auto_job.refused:
-            self._auto_pins.taken_back(self._auto_job.refused)
+            self._taken_back(self._auto_job.refused)
+            self._auto_job = None
         cache, pins = self._steering.cache, self._auto_pins
+        if gone := pins.held.difference(self._steering.read(lambda c: c.pinned())):
+            self._taken_back(tuple(gone))  # somebody unpinned them
         others = cache.pinned_bytes - sum(self._steering.layout.expert_sizes[e] for e in pins.held)
         wanted = pins.step(self._window.take(), cache.budget_bytes, self.pin_limit_bytes - max(0, others))
+        stats = self._steering.stats
         if wanted.unpin:
             self._steering.unpin(wanted.unpin)
+            stats.auto_unpinned += len(wanted.unpin)
+            log.info("unpinning %d experts that are hot core no more: %s", len(wanted.unpin), wanted.why)
         if wanted.pin:
             self._auto_job, _ = self._actions.begin_pin(wanted.pin)
-            log.info("pinning %d experts of the hot core: %s", len(wanted.pin), wanted.why)
+            got = self._auto_job.experts
+            pins.held.difference_update(set(wanted.pin).difference(got))
+            stats.auto_pinned += len(got)
+            log.info("pinning %d experts of the hot core: %s", len(got), wanted.why)
 
     def _give_pins_up(self, nbytes: int) -> None:
         """Unlocks the coldest pins until `nbytes` are free to go."""
@@ -145,5 +154,9 @@ class Keeper:
             given += steering.layout.expert_sizes[expert]
             gone.append(expert)
         steering.unpin(gone)
-        self._auto_pins.taken_back(gone)
+        self._taken_back(gone)
         log.warning("memory is short: %s of pinned experts are given up", format_size(given))
+
+    def _taken_back(self, experts: Sequence[int]) -> None:
+        self._steering.stats.auto_unpinned += len(self._auto_pins.held.intersection(experts))
+        self._auto_pins.taken_back(experts)

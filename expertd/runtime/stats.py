@@ -51,6 +51,9 @@ class Stats:
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0
     queue_seconds: float = 0.0
+    auto_pinned: int = 0
+    auto_unpinned: int = 0
+    """Experts that the daemon pinned by itself, and those of them that it gave up again (keeper's thread)."""
     requests: int = 0
     cancelled: int = 0
     failed: int = 0

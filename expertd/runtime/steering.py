@@ -35,6 +35,8 @@ _AT_ONCE_NBYTES = 8 << 20
 """Read in a prompt before what must go is gone; the reserve of `pages.budget` is at least this."""
 _STREAM_SHARE = 0.85
 """Share of a layer's experts used by one prompt batch from which on the next layer's are read ahead."""
+_STREAM_MOST = 0.125
+"""Share of the budget that what is read ahead may take."""
 
 Observer = Callable[[int, Sequence[int], Phase], None]
 
@@ -63,7 +65,7 @@ class Steering:
         self.look_at_all = False
         """Whether no layer is only sampled (a trace is recorded)."""
         self.recency = Recency(layout.n_layers * layout.n_experts)
-        self._stats = stats
+        self.stats = stats
         self._lock = threading.Lock()
         self.next_layer = {m.layer: n.layer for m, n in zip(layout.layers, layout.layers[1:], strict=False)}
         self._first_layer = layout.layers[0].layer
@@ -128,27 +130,25 @@ class Steering:
         if decision.fetch:
             began = time.perf_counter()
             out = self._bring_in(layer, decision.fetch, out, phase)
-            self._stats.fetch_seconds.observe(time.perf_counter() - began)
+            self.stats.fetch_seconds.observe(time.perf_counter() - began)
         if out:
             self._evicted(out)
         if phase is Phase.PREFILL:
-            self._read_ahead(layer, decision)
+            self._read_ahead(layer, ids, decision)
         self.recency.note(layer * self.layout.n_experts, ids, decision.fetch)
         for observer in self.observers:
             observer(layer, ids, phase)
 
     def _bring_in(self, layer: int, fetch: Sequence[int], out: list[int], phase: Phase) -> list[int]:
         """Fetches (case 3). Returns what is still to go."""
-        at_once = max(1, _AT_ONCE_NBYTES // self.layout.by_layer[layer].expert_nbytes)
-        if phase is not Phase.PREFILL or len(fetch) <= at_once or not out:
+        nbytes = len(fetch) * self.layout.by_layer[layer].expert_nbytes
+        if phase is not Phase.PREFILL or nbytes <= _AT_ONCE_NBYTES or not out:
             self.pager.fetch(fetch)
             return out
         self._last_eviction = self._token
-        self.pager.release(out)
-        for i in range(0, len(fetch), at_once):
-            self.pager.drop_released(out[i : i + at_once])
-            self.pager.fetch(fetch[i : i + at_once])
-        return out[len(fetch) :]
+        self.pager.exchange(layer, fetch, out, _AT_ONCE_NBYTES)
+        self.worker.look_again(out)
+        return []
 
     def _strays_for(self, fetched: Sequence[int]) -> list[int]:
         """As many strays as experts were fetched; those fetched are strays no more."""
@@ -163,17 +163,20 @@ class Steering:
         self._last_eviction = self._token
         self.worker.evict(experts)
 
-    def _read_ahead(self, layer: int, decision: Decision) -> None:
+    def _read_ahead(self, layer: int, ids: Sequence[int], decision: Decision) -> None:
         """Case 4."""
         upcoming = self.next_layer.get(layer)
         if upcoming is None:
             return
-        here = self.layout.by_layer[layer]
+        here, there = self.layout.by_layer[layer], self.layout.by_layer[upcoming]
         if decision.hits + len(decision.fetch) < _STREAM_SHARE * here.n_experts:
             return
-        base = upcoming * self.layout.n_experts
+        n = self.layout.n_experts
+        base = upcoming * n
         with self._lock:
-            ahead = self.cache.predict(range(base, base + self.layout.by_layer[upcoming].n_experts))
+            absent = [e for e in range(base, base + there.n_experts) if not self.cache.is_resident(e)]
+            most = int(_STREAM_MOST * self.cache.budget_bytes) // there.expert_nbytes
+            ahead = self.cache.expect(absent[:most], {layer * n + i for i in ids})
         if ahead.evict:
             self._evicted(ahead.evict)
         if ahead.fetch:

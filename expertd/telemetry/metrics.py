@@ -214,6 +214,12 @@ _CACHE = (
         _each(resident=lambda s: s.cache.resident_experts, pinned=lambda s: s.cache.pinned_experts),
     ),
     _counters(
+        "expertd_auto_pins_total",
+        "Experts of the stable hot core that the daemon pinned by itself, and those of them it gave up again.",
+        "change",
+        _each(pinned=lambda s: s.cache.auto_pinned, unpinned=lambda s: s.cache.auto_unpinned),
+    ),
+    _counters(
         "expertd_prefetch_experts_total",
         "Experts fetched on a prediction: used before they went, wasted, or dropped from the queue unread.",
         "outcome",

@@ -59,6 +59,9 @@ class CacheFacts:
     pinned_nbytes: int = 0
     resident_experts: int = 0
     pinned_experts: int = 0
+    auto_pinned: int = 0
+    auto_unpinned: int = 0
+    """Experts that the daemon pinned by itself, and those of them that it gave up again."""
     predicted_used: int = 0
     predicted_wasted: int = 0
     predicted_dropped: int = 0
