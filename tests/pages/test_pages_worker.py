@@ -157,3 +157,27 @@ def test_pins_and_unpins_on_the_thread(worker: PagerWorker) -> None:
     assert worker.unpin([1]).wait(5)
     assert worker.pager.pinned == {0, 2}
     assert worker.lock_extents(worker.pager.layout.dense).wait(5)
+
+
+def test_a_job_that_rests_lets_what_is_urgent_through_and_ends_when_cancelled(worker: PagerWorker) -> None:
+    dropped = threading.Event()
+
+    def drop(experts: object) -> int:
+        dropped.set()
+        return 0
+
+    worker.pager.drop_released = drop  # type: ignore[method-assign]
+
+    def resting() -> Iterator[float]:
+        while True:
+            yield 600.0
+
+    worker.start()
+    ticket = worker.submit(Kind.WARM, resting())
+    while not worker.counters.steps:
+        assert not ticket.finished
+    worker.evict([1])
+    assert dropped.wait(30)
+    ticket.cancel()
+    worker.evict([2])
+    assert ticket.wait(30)
