@@ -102,12 +102,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What the request cost in experts and disk; the response's root `expertd` object."""
+    """What the request cost in experts and disk; the response's root `expertd` object. `io_wait_ms` is the time in
+    which the engine's thread stood still, None where the kernel does not account for that."""
 
     expert_requests: int = 0
     expert_hits: int = 0
     bytes_read: int = 0
-    io_wait_ms: float = 0.0
+    io_wait_ms: float | None = None
     major_faults: int = 0
 
 

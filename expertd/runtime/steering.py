@@ -48,7 +48,6 @@ class Usage:
     requests: int
     hits: int
     fetched_bytes: int
-    fetch_seconds: float
 
 
 class Steering:
@@ -239,4 +238,4 @@ class Steering:
 
     def usage(self) -> Usage:
         counters, pager = self.cache.counters, self.pager.counters
-        return Usage(counters.requests, counters.hits, pager.fetch_bytes, pager.fetch_ns / 1e9)
+        return Usage(counters.requests, counters.hits, pager.fetch_bytes)

@@ -6,7 +6,6 @@ It owns everything of llama.cpp. The event loop reaches it through the request q
 from __future__ import annotations
 
 import logging
-import resource
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,8 @@ from expertd.engine.generate import Outcome
 from expertd.engine.requests import Finished, GenerationRequest, PromptProgress, Queued, Receipt
 from expertd.errors import EngineError, ExpertdError, ModelChangedError
 from expertd.runtime.admission import Job, RequestQueue
-from expertd.runtime.hang import Signs, bytes_read
+from expertd.runtime.hang import Signs
+from expertd.runtime.meter import Meter
 from expertd.runtime.session import Session
 from expertd.runtime.stats import Stats
 
@@ -205,29 +205,3 @@ class EngineThread:
             queue_ms=queue_seconds * 1000,
             first_token_ms=outcome.first_token_ms,
         )
-
-
-class Meter:
-    """Counts what one request costs, by difference. The engine runs one request at a time, so the difference is it."""
-
-    def __init__(self, session: Session) -> None:
-        self._steering = session.steering
-        self._usage = self._steering.usage() if self._steering else None
-        self._faults, self._read = _major_faults(), bytes_read()
-
-    def receipt(self) -> Receipt:
-        faults, read = _major_faults() - self._faults, bytes_read() - self._read
-        if self._steering is None or self._usage is None:
-            return Receipt(bytes_read=read, major_faults=faults)
-        now = self._steering.usage()
-        return Receipt(
-            expert_requests=now.requests - self._usage.requests,
-            expert_hits=now.hits - self._usage.hits,
-            bytes_read=read,
-            io_wait_ms=(now.fetch_seconds - self._usage.fetch_seconds) * 1000,
-            major_faults=faults,
-        )
-
-
-def _major_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -38,12 +38,13 @@ class Timings(msgspec.Struct, kw_only=True):
 
 
 class Receipt(msgspec.Struct, kw_only=True):
-    """What the answer cost: expert requests and hits, bytes read, time waiting for the disk, major faults."""
+    """What the answer cost: expert requests and hits, bytes read, time waiting for the disk (null where the kernel
+    does not account for it), major faults."""
 
     expert_requests: int
     expert_hits: int
     bytes_read: int
-    io_wait_ms: float
+    io_wait_ms: float | None
     major_faults: int
     queue_ms: float
     first_token_ms: float

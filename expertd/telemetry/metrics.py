@@ -243,7 +243,7 @@ _PAGES = (
     _counter("expertd_fetch_bytes_total", "Bytes of experts asked of the kernel.", lambda s: s.pager.fetch_nbytes),
     _counter(
         "expertd_fetch_wait_seconds_total",
-        "Time in which the engine waited for pages it had asked for.",
+        "Time spent in asking the kernel for experts and in waiting for them.",
         lambda s: s.pager.wait_seconds,
     ),
     _counters(

@@ -107,7 +107,7 @@ def receipt(finished: Finished) -> dict[str, Any]:
         "expert_requests": r.expert_requests,
         "expert_hits": r.expert_hits,
         "bytes_read": r.bytes_read,
-        "io_wait_ms": round(r.io_wait_ms, 3),
+        "io_wait_ms": None if r.io_wait_ms is None else round(r.io_wait_ms, 3),
         "major_faults": r.major_faults,
         "queue_ms": round(finished.queue_ms, 3),
         "first_token_ms": round(finished.first_token_ms, 3),
