@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from expertd.errors import ModelChangedError
-from expertd.model.gguf import GgufModel
+from expertd.model.gguf import GgufModel, read_exactly
 from expertd.model.tensors import TensorInfo
 
 _SAMPLES = 64
@@ -40,6 +40,7 @@ def _hash_samples(digest: hashlib.blake2b, files: tuple[Path, ...], tensors: lis
         for t in tensors:
             if t.file not in handles:
                 handles[t.file] = os.open(files[t.file], os.O_RDONLY | os.O_CLOEXEC)
+                read_exactly(handles[t.file])
             nbytes = min(_SAMPLE_NBYTES, t.nbytes)
             data = os.pread(handles[t.file], nbytes, t.offset + (t.nbytes - nbytes) // 2)
             if len(data) < nbytes:

@@ -8,6 +8,7 @@ NAME-00001-of-00003.gguf, read off the path as given; where that has another nam
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -126,6 +127,13 @@ def read_model(path: str | Path) -> GgufModel:
     return _joined(headers, paths)
 
 
+def read_exactly(descriptor: int) -> None:
+    """What is read through the descriptor brings in no more than was asked for: the kernel's read-ahead, up to 8 MiB
+    where it is set for streaming, would fill the page cache with weights that nobody has chosen."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 def _joined(headers: list[Header], paths: list[Path]) -> GgufModel:
     tensors: list[TensorInfo] = []
     for h in headers:
@@ -192,6 +200,7 @@ def _read_file(path: Path, number: int) -> Header:
         if not stat.S_ISREG(found.st_mode):
             raise ModelNotFoundError(f"{path}: is no regular file", hint="name a .gguf file")
         with path.open("rb", buffering=0) as file:
+            read_exactly(file.fileno())
             return read_header(file, found.st_size, path, number)
     except PermissionError as error:
         raise ModelNotFoundError(
