@@ -23,8 +23,8 @@ def test_no_read_ahead_drags_weights_in(demo_model: Path, tmp_path: Path) -> Non
     if pagecache.drop([path]):
         pytest.skip("the file system under the temporary directory does not drop pages (tmpfs)")
     model = read_model(path)
-    assert pagecache.cached_nbytes(path) == WINDOW_NBYTES
+    header = pagecache.cached_nbytes(path)
+    assert header is not None
+    assert header <= WINDOW_NBYTES + 4096
     fingerprint(model)
-    cached = pagecache.cached_nbytes(path)
-    assert cached is not None
-    assert cached <= WINDOW_NBYTES + _SAMPLES_NBYTES
+    assert (pagecache.cached_nbytes(path) or 0) <= header + _SAMPLES_NBYTES
