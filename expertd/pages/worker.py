@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 from expertd.pages.pager import Pager
 from expertd.types import Extent
@@ -101,11 +102,24 @@ class PagerWorker:
         self._thread = threading.Thread(target=self._run, name="expertd-pager", daemon=True)
         self._thread.start()
 
-    def evict(self, experts: Sequence[int]) -> None:
-        """Drop experts soon. One that is fetched again before its turn stays."""
+    def evict(self, experts: Sequence[int]) -> int:
+        """Drop experts soon. One that is fetched again before its turn stays. Returns how many wait now."""
         self.pager.release(experts)
         with self._ready:
             self._evictions.extend(experts)
+            self._ready.notify()
+            return len(self._evictions)
+
+    def take_evictions(self) -> list[int]:
+        """What waits to be dropped, for a caller that cannot wait for it; `look_again` is then due."""
+        with self._ready:
+            taken, self._evictions = self._evictions, []
+        return taken
+
+    def look_again(self, experts: Sequence[int]) -> None:
+        """Experts that another thread dropped: their pages that were being read then go when there is time."""
+        with self._ready:
+            self._second_look = (self._second_look + list(experts))[-_MOST_SECOND_LOOKS:]
             self._ready.notify()
 
     def prefetch(self, experts: Sequence[int]) -> None:
@@ -178,9 +192,11 @@ class PagerWorker:
                 if self._idle():
                     self._ready.notify_all()
                 patience = _SECOND_LOOK_SECONDS if self._second_look else None
-                self._ready.wait_for(lambda: self._stopping or not self._idle(), patience)
+                self._ready.wait_for(partial(self._wanted, patience), patience)
                 if self._stopping:
                     break
+                if patience is None and self._idle():
+                    continue
                 if self._idle():
                     evictions, self._second_look = self._second_look, []
                 else:
@@ -197,6 +213,10 @@ class PagerWorker:
             else:
                 self._step(ticket)
         self._cancel_all()
+
+    def _wanted(self, patience: float | None) -> bool:
+        """Whether there is something to do, or, for one that waits without end, to be done in a while."""
+        return self._stopping or not self._idle() or (patience is None and bool(self._second_look))
 
     def _simple(self, evictions: Sequence[int], prefetch: Sequence[int]) -> None:
         try:

@@ -68,6 +68,10 @@ class Steering:
         self._lock = threading.Lock()
         self.next_layer = {m.layer: n.layer for m, n in zip(layout.layers, layout.layers[1:], strict=False)}
         self._first_layer = layout.layers[0].layer
+        self._most_waiting = {
+            m.layer: max(2 * layout.n_experts_used, _AT_ONCE_NBYTES // m.expert_nbytes) for m in layout.layers
+        }
+        """Evictions that may wait: of two layers of a token, or as many as the reserve holds at least."""
         self._whole = [False] * layout.n_layers
         self._token = 0
         self._last_eviction = 0
@@ -130,8 +134,8 @@ class Steering:
             began = time.perf_counter()
             out = self._bring_in(layer, decision.fetch, out, phase)
             self.stats.fetch_seconds.observe(time.perf_counter() - began)
-        if out:
-            self._evicted(out)
+        if out and self._evicted(out) > self._most_waiting[layer]:
+            self._drop_now()
         if phase is Phase.PREFILL:
             self._read_ahead(layer, ids, decision)
         self.recency.note(layer * self.layout.n_experts, ids, decision.fetch)
@@ -158,9 +162,16 @@ class Steering:
             self._strays, out = left[max(n, 0) :], left[: max(n, 0)]
         return out
 
-    def _evicted(self, experts: Sequence[int]) -> None:
+    def _evicted(self, experts: Sequence[int]) -> int:
         self._last_eviction = self._token
-        self.worker.evict(experts)
+        return self.worker.evict(experts)
+
+    def _drop_now(self) -> None:
+        """The pager's thread does not keep up (the processors are busy): better a wait here than the kernel's choice
+        of what to reclaim."""
+        overdue = self.worker.take_evictions()
+        self.pager.drop_released(overdue)
+        self.worker.look_again(overdue)
 
     def _read_ahead(self, layer: int, ids: Sequence[int], decision: Decision) -> None:
         """Case 4."""

@@ -181,3 +181,32 @@ def test_a_job_that_rests_lets_what_is_urgent_through_and_ends_when_cancelled(wo
     ticket.cancel()
     worker.evict([2])
     assert ticket.wait(30)
+
+
+def test_what_was_dropped_elsewhere_is_looked_at_again(worker: PagerWorker) -> None:
+    """Even by a thread that had nothing to do and waited without end."""
+    seen = threading.Event()
+    dropped: list[int] = []
+
+    def drop(experts: list[int]) -> int:
+        dropped.extend(experts)
+        seen.set()
+        return 0
+
+    worker.pager.drop_released = drop  # type: ignore[method-assign,assignment]
+    worker.start()
+    assert worker.drain(5)
+    worker.look_again([3, 5])
+    assert seen.wait(10)
+    assert dropped == [3, 5]
+
+
+def test_waiting_evictions_can_be_taken_over(worker: PagerWorker) -> None:
+    worker.start()
+    gate = Gate(worker)
+    assert worker.evict([1]) == 1
+    assert worker.evict([2, 4]) == 3
+    assert worker.take_evictions() == [1, 2, 4]
+    gate.open()
+    assert worker.drain(5)
+    assert worker.counters.evict_batches == 0
