@@ -245,15 +245,20 @@ def test_predictions_are_counted_when_they_are_used_and_when_they_are_not(scrape
 def test_pages_that_were_taken_are_read_by_faults(scraped: Scraped, demo_model: Path) -> None:
     with demo_model.open("rb") as file:
         os.fsync(file)  # what was just unpacked is not on the disk yet and cannot be dropped
-    scraped.ask(cache_prompt=False)
-    steering = scraped.service.steering
+    service = scraped.service
+    steering, budget = service.steering, service.steering.cache.budget_bytes
+    scraped.server.call(lambda: service.reconfigure(replace(service.settings, budget_share=1.0)))
+    until(lambda: steering.cache.budget_bytes > 2 * budget)
+    scraped.ask(cache_prompt=False)  # all that it uses stays: nothing will be fetched the second time
 
     def lose() -> None:
         steering.worker.drain(10)
-        steering.pager.drop_files()
+        steering.pager.evict(range(len(steering.layout.expert_sizes)))
         scraped.ask(cache_prompt=False)
 
     moved = scraped.moved(lose)
+    scraped.server.call(lambda: service.reconfigure(service.settings))
+    until(lambda: steering.cache.budget_bytes == budget)
     if ("page_faults_total", "major") not in moved:
         pytest.skip("the model's pages cannot be dropped here, or its disk is memory")
     assert moved["disk_read_bytes_total",] > 0
