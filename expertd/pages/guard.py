@@ -1,9 +1,13 @@
-"""Outlive a model file that is cut under the daemon: a fault beyond its end says so instead of killing the process.
+"""Outlive a model file that is cut or cannot be read: such a fault is told of instead of killing the process.
 
-A load from a mapped page that the file no longer has raises SIGBUS in the computing thread. The guard's handler, which
-C calls in that thread, puts zero pages in place of what is gone and notes which file it was; the computation goes on
-with zeros, and its result must not be used: the engine asks `fault` after each step, before a token leaves the house.
-A SIGBUS anywhere else ends the process as it would have without a guard.
+A load from a mapped page that the file no longer has, or that the disk does not give, raises SIGBUS in the computing
+thread. The guard's handler, which C calls in that thread, puts zero pages in place of what is missing and notes which
+file it was; the computation goes on with zeros, and its result must not be used: the engine calls `check` after the
+load and after each step, before a token leaves the house. A SIGBUS anywhere else ends the process as it would have
+without a guard.
+
+Whose page it was is looked up in the process's own maps when it happens, so that the guard can stand before llama.cpp
+maps and reads the files.
 
 `MappedFiles.check` notices the same without a fault, and also a file that was replaced or rewritten.
 """
@@ -13,11 +17,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from expertd.errors import ModelChangedError
 from expertd.pages import libc, ranges
-from expertd.pages.mapping import MappedFile, MappedFiles
+from expertd.pages.mapping import find_address, unreadable
 
 _SA_SIGINFO = 4
 # Offset of si_addr in siginfo_t where longs have 64 bits.
@@ -37,14 +44,25 @@ _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
 
 
 class BusGuard:
-    """Install once, on any thread; `close` puts the former handler back. One a process."""
+    """Of a model's files. Install once, on any thread; `close` puts the former handler back. One a process."""
 
-    def __init__(self, mapping: MappedFiles) -> None:
-        self._mapping = mapping
-        self._fault = ""
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """OSError where a file cannot be opened."""
+        self._installed = False
+        self._files: list[tuple[Path, int, int]] = []
+        try:
+            for path in paths:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._files.append((path, fd, os.fstat(fd).st_size))
+        except OSError:
+            self.close()
+            raise
+        self._fault: ModelChangedError | None = None
+        self._lock = threading.Lock()
+        """Threads that compute one matrix meet the same page at once."""
+        self._patched: list[tuple[int, int]] = []
         self._handler: Any = _Handler(self._on_bus)
         self._former = _SigAction()
-        self._installed = False
 
     def install(self) -> None:
         action = _SigAction()
@@ -56,45 +74,54 @@ class BusGuard:
     def installed(self) -> bool:
         return self._installed
 
-    @property
-    def fault(self) -> str:
-        """What was read that is gone; empty while all is well."""
-        return self._fault
-
     def check(self) -> None:
-        """Raise ModelChangedError after a fault. Costs an attribute read."""
-        if self._fault:
-            raise ModelChangedError(self._fault, hint="restart expertd with a sound file")
+        """Raise ModelChangedError, or ModelReadError, after a fault. Costs an attribute read."""
+        if self._fault is not None:
+            raise self._fault
 
     def close(self) -> None:
         if self._installed:
             _sigaction(ctypes.byref(self._former), None)
             self._installed = False
+        while self._files:
+            os.close(self._files.pop()[1])
 
     def _on_bus(self, number: int, info: int, context: int) -> None:
         address = ctypes.c_void_p.from_address(info + _SI_ADDR).value or 0
-        for f in self._mapping.files:
-            if f.base <= address < f.base + f.nbytes and self._patch(f, address - f.base):
+        with self._lock:
+            if self._mend(address):
                 return
         # Not ours: the instruction runs again, and now it kills.
         signal_default = _SigAction()
         _sigaction(ctypes.byref(signal_default), None)
 
-    def _patch(self, f: MappedFile, offset: int) -> bool:
-        size = os.fstat(f.fd).st_size
-        page = libc.PAGE
-        start, end = ranges.floor(offset, page), ranges.ceil(f.nbytes, page)
-        if size < f.nbytes:
+    def _mend(self, address: int) -> bool:
+        if any(start <= address < end for start, end in self._patched):
+            # Another thread met the same page, and it is mended by now.
+            return True
+        for path, fd, nbytes in self._files:
+            base = find_address(address, path, fd)
+            if base is not None:
+                return self._patch(path, fd, nbytes, base, address - base)
+        return False
+
+    def _patch(self, path: Path, fd: int, nbytes: int, base: int, offset: int) -> bool:
+        size, page = os.fstat(fd).st_size, libc.PAGE
+        start, end = ranges.floor(offset, page), ranges.ceil(nbytes, page)
+        fault: ModelChangedError
+        if size < nbytes:
             start = min(start, ranges.ceil(size, page))
-            what = f"{f.path} was cut by {f.nbytes - size} bytes while it was in use"
+            cut = f"{path} was cut by {nbytes - size} bytes while it was in use"
+            fault = ModelChangedError(cut, hint="restart expertd with a sound file")
         else:
             end = start + page
-            what = f"{f.path} cannot be read at byte {offset}"
-        if not libc.map_zeros(f.base + start, end - start):
+            fault = unreadable(path, offset)
+        if not libc.map_zeros(base + start, end - start):
             return False
-        if not self._fault:
-            self._fault = what
-            os.write(2, f"expertd: {what}\n".encode(errors="replace"))
+        self._patched.append((base + start, base + end))
+        if self._fault is None:
+            self._fault = fault
+            os.write(2, f"expertd: {fault.message}\n".encode(errors="replace"))
         return True
 
 

@@ -124,7 +124,13 @@ def madvise(address: int, nbytes: int, advice: int) -> int:
 
 
 def mlock(address: int, nbytes: int) -> int:
-    """0 or an errno. Faults the range in and waits for it; locks do not stack."""
+    """0 or an errno. Faults the range in and waits for it; locks do not stack. EIO where a page cannot be read.
+
+    mlock alone never returns from a page that the disk refuses: it takes "the fault let go of the lock" for "try again"
+    (seen on 6.18). MADV_POPULATE_READ does the same reading and gives up; before 5.14 there is none.
+    """
+    if madvise(address, nbytes, MADV_POPULATE_READ) == errno.EFAULT:
+        return errno.EIO
     return 0 if _libc().mlock(address, nbytes) == 0 else ctypes.get_errno()
 
 

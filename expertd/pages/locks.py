@@ -32,6 +32,9 @@ class LockReport:
     code: int
 
     def warning(self) -> str:
+        if self.code == errno.EIO:
+            got, wanted = format_size(self.got_bytes), format_size(self.wanted_bytes)
+            return f"locked {got} of {wanted} wanted: the next page cannot be read"
         limit = "none" if self.limit_bytes is None else format_size(self.limit_bytes)
         return (
             f"locked {format_size(self.got_bytes)} of {format_size(self.wanted_bytes)} wanted, "

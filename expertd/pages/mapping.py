@@ -8,16 +8,19 @@ to the pages lies in `pager`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from expertd.errors import ModelChangedError, ModelNotFoundError, PagesError
-from expertd.pages import libc
+from expertd.errors import ModelChangedError, ModelNotFoundError, ModelReadError, PagesError
+from expertd.pages import libc, ranges
 from expertd.types import Extent
+
+_PIECE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,15 @@ class MappedFile:
     """Mapped byte ranges [start, end) of the file; llama.cpp unmaps what it copied elsewhere."""
     identity: tuple[int, int]
     mtime_ns: int
+
+    def unreadable_in(self, start: int, end: int) -> ModelReadError:
+        """The error for a range of which some page is refused; names the first one."""
+        for at in range(start, min(end, self.nbytes), libc.PAGE):
+            try:
+                os.pread(self.fd, 1, at)
+            except OSError:
+                return unreadable(self.path, at)
+        return unreadable(self.path, start)
 
 
 class MappedFiles:
@@ -78,6 +90,20 @@ class MappedFiles:
             raise
         return cls(done, owned=False)
 
+    def read_in(self, report: Callable[[int], None]) -> None:
+        """Reads all that is mapped, telling the percent done. ModelReadError where the disk does not give a part.
+
+        For a load that lets the kernel populate a mapping: mmap, like mlock (see `libc.mlock`), never returns from a
+        page that the disk refuses.
+        """
+        done, total = 0, sum(f.nbytes for f in self.files)
+        for f in self.files:
+            for at, nbytes in ranges.chunks(0, f.nbytes, _PIECE):
+                if libc.madvise(f.base + at, nbytes, libc.MADV_POPULATE_READ) == errno.EFAULT:
+                    raise f.unreadable_in(at, at + nbytes)
+                done += nbytes
+                report(100 * done // total)
+
     def clip(self, extents: Iterable[Extent]) -> Iterator[Extent]:
         """The parts that are mapped: what llama.cpp copied to a GPU, it unmapped."""
         for e in extents:
@@ -88,7 +114,7 @@ class MappedFiles:
 
     def check(self) -> None:
         """Two stat calls a file: raises ModelChangedError when a file was cut, rewritten, replaced or taken away."""
-        for f in self.files:
+        for f in () if self._closed else self.files:
             now = os.fstat(f.fd)
             if now.st_size < f.nbytes:
                 raise _changed(f, f"was cut by {f.nbytes - now.st_size} bytes")
@@ -123,6 +149,25 @@ class MappedFiles:
 
 def _changed(f: MappedFile, what: str) -> ModelChangedError:
     return ModelChangedError(f"{f.path} {what} while it was in use", hint="restart expertd with the new file")
+
+
+def unreadable(path: Path, offset: int) -> ModelReadError:
+    """The error for a byte that the disk does not give."""
+    return ModelReadError(
+        f"{path} cannot be read at byte {offset}: input/output error",
+        hint="the kernel's log (dmesg) tells what the disk has; copy or download the file anew and restart expertd",
+    )
+
+
+def find_address(address: int, path: Path, fd: int, *, maps: Path = Path("/proc/self/maps")) -> int | None:
+    """Where the file would begin in the mapping of it that holds an address; None where none does. `fd` is open on
+    the file, whose name may be another's by now."""
+    stat, real = os.fstat(fd), os.path.realpath(path)
+    for r in _regions(maps):
+        if r.start <= address < r.end:
+            same = r.inode == stat.st_ino and r.device == (os.major(stat.st_dev), os.minor(stat.st_dev))
+            return r.start - r.offset if same or r.path.removesuffix(" (deleted)") == real else None
+    return None
 
 
 def _open(path: Path) -> tuple[int, os.stat_result]:

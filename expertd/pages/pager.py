@@ -237,7 +237,9 @@ class Pager:
         self.wait_extents(e for expert in experts for e in self.layout.extents(expert))
 
     def wait_extents(self, extents: Iterable[Extent]) -> None:
-        """As `wait`. On a kernel before 5.14 a byte of each page is read through the descriptor instead."""
+        """As `wait`. ModelReadError where the disk does not give them.
+
+        On a kernel before 5.14 a byte of each page is read through the descriptor instead."""
         started = perf_counter_ns()
         for e in extents:
             f = self.mapping.files[e.file]
@@ -246,6 +248,8 @@ class Pager:
             if code == errno.EINVAL:
                 for at in range(start, min(end, f.nbytes), libc.PAGE):
                     os.pread(f.fd, 1, at)
+            elif code == errno.EFAULT:
+                raise f.unreadable_in(start, end)
             elif code:
                 self.counters.wait_errors += 1
         self.counters.waits += 1

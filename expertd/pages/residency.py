@@ -39,6 +39,17 @@ def resident_pages(file: MappedFile, offset: int, nbytes: int) -> int | None:
     return None if vector is None else sum(byte & 1 for byte in vector)
 
 
+def usable_pages(file: MappedFile, offset: int, nbytes: int) -> int | None:
+    """As `resident_pages`, less those whose read failed or is not over: such pages are in the cache as well, and only
+    mincore tells them apart."""
+    pages = resident_pages(file, offset, nbytes)
+    if not pages or not _may_ask_mincore(file):
+        return pages
+    first, last = ranges.span(offset, offset + nbytes, libc.PAGE)
+    vector = libc.mincore(file.base + first, last - first)
+    return pages if vector is None else min(pages, sum(byte & 1 for byte in vector))
+
+
 def recently_evicted_pages(file: MappedFile, offset: int, nbytes: int) -> int | None:
     """Pages of a range that were dropped so lately that the kernel still remembers them. None when unknown."""
     answer = libc.cachestat(file.fd, offset, nbytes)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from expertd.pages import libc, ranges, residency
+from expertd.pages.mapping import MappedFile
 from expertd.pages.pager import Pager
 from expertd.types import ExpertLayout, Extent
 from expertd.units import format_size
@@ -96,8 +97,8 @@ def plan_warm(
 
 
 def warm_steps(pager: Pager, plan: WarmPlan, progress: WarmProgress, *, pin: bool = False) -> Iterator[None]:
-    """Read the plan, some MiB a step. Worker's thread, or the only one. Where locking is wanted and a limit ends it,
-    reading goes on without."""
+    """Read the plan, some MiB a step. ModelReadError where the disk does not give a part of it. Worker's thread, or the
+    only one. Where locking is wanted and a limit ends it, reading goes on without."""
     progress.skipped.extend(plan.skipped)
     reads = _Reads(pager, progress)
     for piece in _pieces(plan.dense):
@@ -133,12 +134,12 @@ def _read_what_is_missing(pager: Pager, plan: WarmPlan, progress: WarmProgress) 
     experts = (e for expert in plan.experts for e in pager.layout.extents(expert))
     for e in (*_pieces(plan.dense), *experts):
         f = pager.mapping.files[e.file]
-        pages = residency.resident_pages(f, e.offset, e.nbytes)
+        pages = residency.usable_pages(f, e.offset, e.nbytes)
         first, last = ranges.span(e.offset, e.end, libc.PAGE)
         if pages is None or pages * libc.PAGE >= last - first:
             continue
         for at, nbytes in ranges.chunks(e.offset, e.end, _PIECE):
-            os.preadv(f.fd, [memoryview(buffer)[:nbytes]], at)
+            _read(f, memoryview(buffer)[:nbytes], at)
         progress.read_bytes += last - first - pages * libc.PAGE
         yield
 
@@ -164,7 +165,7 @@ class _Reads:
 
     def __init__(self, pager: Pager, progress: WarmProgress) -> None:
         self._pager, self._progress = pager, progress
-        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._waiting: deque[tuple[MappedFile, int, int]] = deque()
         self._ahead = 0
 
     def start(self, extents: Sequence[Extent]) -> Iterator[None]:
@@ -177,7 +178,7 @@ class _Reads:
                 continue
             self._pager.fetch_extents([e])
             self._progress.read_bytes += e.nbytes - min(e.nbytes, (pages or 0) * libc.PAGE)
-            self._waiting.append((files[e.file].fd, e.end - 1, e.nbytes))
+            self._waiting.append((files[e.file], e.end - 1, e.nbytes))
             self._ahead += e.nbytes
             while self._ahead > _AHEAD:
                 self._wait()
@@ -189,10 +190,18 @@ class _Reads:
             yield
 
     def _wait(self) -> None:
-        fd, last, nbytes = self._waiting.popleft()
-        os.pread(fd, 1, last)
+        file, last, nbytes = self._waiting.popleft()
+        _read(file, memoryview(bytearray(1)), last)
         self._ahead -= nbytes
         self._progress.done_bytes += nbytes
+
+
+def _read(file: MappedFile, buffer: memoryview, at: int) -> None:
+    """ModelReadError where the disk does not give it."""
+    try:
+        os.preadv(file.fd, [buffer], at)
+    except OSError as error:
+        raise file.unreadable_in(ranges.floor(at, libc.PAGE), at + len(buffer)) from error
 
 
 def _pieces(extents: Iterable[Extent]) -> Iterator[Extent]:

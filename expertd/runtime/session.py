@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from expertd.cache.expert_cache import DEFAULT_HALF_LIFE, ExpertCache
 from expertd.engine.chat import ChatTemplate
@@ -24,7 +25,7 @@ from expertd.engine.conversations import Conversations
 from expertd.engine.generate import Generation
 from expertd.engine.model import LoadedModel, start_backend
 from expertd.engine.tap import RouterTap
-from expertd.errors import BudgetError, ExpertdError
+from expertd.errors import BudgetError, ExpertdError, ModelNotFoundError, PagesError
 from expertd.model.attention import read_attention
 from expertd.model.compute import compute_nbytes
 from expertd.model.expertmap import ExpertMap, build_map
@@ -85,13 +86,14 @@ class Session:
     """Everything of one model. `steering` is None when not steering. `close` must come from the opening thread."""
 
     def __init__(self, info: ModelInfo, choice: Choice, model: LoadedModel, context: Context, tap: RouterTap | None,
-                 steering: Steering | None, mapping: MappedFiles | None, prompt_cache_nbytes: int) -> None:  # fmt: skip
+                 steering: Steering | None, mapping: MappedFiles | None, guard: BusGuard,
+                 prompt_cache_nbytes: int) -> None:  # fmt: skip
         self.info, self.choice, self.model, self.context, self.tap = info, choice, model, context, tap
         self.steering, self.mapping = steering, mapping
         self.conversations = Conversations(context, prompt_cache_nbytes)
         self.generation = Generation(context, self.conversations)
         self.template = ChatTemplate(info.chat_template, bos=info.bos, eos=info.eos)
-        self.guard = _guard(mapping)
+        self.guard = guard
         self.kv_nbytes = 0
         self._compute_nbytes = self._anon_nbytes = 0
         self.dense_locked_nbytes = 0
@@ -103,8 +105,12 @@ class Session:
 
     def check_files(self) -> None:
         """After each step, before its token leaves: raises ModelChangedError when the step read what is no more."""
-        if self.guard is not None:
-            self.guard.check()
+        self.guard.check()
+
+    def check_identity(self) -> None:
+        """Around each request: raises ModelChangedError when a file is not the one that was loaded."""
+        if self.mapping is not None:
+            self.mapping.check()
 
     def will_compute(self, nbytes: int) -> None:
         """The engine has reserved a buffer of so many bytes, and touched none of it yet."""
@@ -129,8 +135,7 @@ class Session:
             self.steering.pager.close()
         self.context.close()
         self.model.close()
-        if self.guard is not None:
-            self.guard.close()
+        self.guard.close()
         if self.mapping is not None:
             self.mapping.close()
 
@@ -140,12 +145,24 @@ def _unlock_dense(steering: Steering, nbytes: int) -> Iterator[None]:
     yield
 
 
-def _guard(mapping: MappedFiles | None) -> BusGuard | None:
-    if mapping is None:
-        return None
-    guard = BusGuard(mapping)
+def _guard(paths: Sequence[Path]) -> BusGuard:
+    """From before the load on: it may read the whole file, and a disk that fails must not kill it without a word."""
+    try:
+        guard = BusGuard(paths)
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot open {error.filename}: {error.strerror}") from error
     guard.install()
     return guard
+
+
+def _mapping(paths: Sequence[Path], *, must: bool) -> MappedFiles | None:
+    """Where the files are mapped. Without steering it only serves to see that they stay the same."""
+    try:
+        return MappedFiles.adopt(paths)
+    except PagesError:
+        if must:
+            raise
+        return None
 
 
 def open_session(
@@ -178,26 +195,37 @@ def open_session(
     )  # fmt: skip
     start_backend()
     report("load", 0, 100)
-    model = LoadedModel(engine, lambda share: report("load", int(share * 100), 100))
+    guard = _guard(gguf.files)
+    try:
+        if not engine.lazy_load and not choice.steer:
+            with MappedFiles.map(gguf.files) as whole:
+                whole.read_in(lambda percent: report("load", percent, 100))
+        model = LoadedModel(engine, lambda share: report("load", int(share * 100), 100))
+    except ExpertdError:
+        guard.close()
+        raise
     try:
         tap = _make_tap(layout) if layout is not None else None
         context = Context(model, engine, tap)
     except ExpertdError:
         model.close()
+        guard.close()
         raise
-    steering = mapping = None
+    steering = None
     try:
-        if layout is not None and tap is not None:
-            mapping = MappedFiles.adopt(layout.files)
+        guard.check()
+        mapping = _mapping(gguf.files, must=layout is not None)
+        if layout is not None and tap is not None and mapping is not None:
             steering = _make_steering(settings, layout, mapping, stats)
             tap.routed, tap.want = steering.routed, steering.want
         session = Session(
             _info(settings, experts, model, context, fingerprint(gguf)), choice, model, context, tap, steering,
-            mapping, engine.prompt_cache_nbytes,
+            mapping, guard, engine.prompt_cache_nbytes,
         )  # fmt: skip
     except ExpertdError:
         context.close()
         model.close()
+        guard.close()
         raise
     session.kv_nbytes = kv(context.n_ubatch)
     session.will_compute(compute(context.n_ubatch))

@@ -160,6 +160,7 @@ class EngineThread:
             return EngineError(f"the engine failed: {error!r}", hint="see the log")
 
     def _generate(self, job: Job, session: Session) -> Finished:
+        session.check_identity()
         meter = Meter(session)
         run = session.generation.run(job.request)
         before = time.monotonic()
@@ -167,6 +168,7 @@ class EngineThread:
             try:
                 event = next(run)
             except StopIteration as end:
+                session.check_identity()
                 return self._finished(job, session, end.value, meter.receipt())
             session.check_files()
             if job.cancelled:

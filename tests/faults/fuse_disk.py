@@ -98,7 +98,7 @@ class _Server:
         try:
             call = self._calls.get(opcode)
             if call is None:
-                # FLUSH among them: once refused it is not asked for again, so that processes can end while this one stands.
+                # FLUSH among them: refused once it is not asked for again, and processes can end while this one stands.
                 raise OSError(errno.ENOSYS, "")
             body, code = call(node, request[_IN.size :]), 0
         except OSError as error:

@@ -112,7 +112,7 @@ from expertd.pages.guard import BusGuard
 from expertd.pages.mapping import MappedFiles
 path = Path(sys.argv[1])
 mapping = MappedFiles.map([path])
-guard = BusGuard(mapping)
+guard = BusGuard([path])
 if sys.argv[2] == "guarded":
     guard.install()
     assert guard.installed
@@ -153,7 +153,7 @@ from pathlib import Path
 from expertd.pages.guard import BusGuard
 from expertd.pages.mapping import MappedFiles
 guarded, other = MappedFiles.map([Path(sys.argv[1])]), MappedFiles.map([Path(sys.argv[2])])
-BusGuard(guarded).install()
+BusGuard([Path(sys.argv[1])]).install()
 os.truncate(sys.argv[2], 0)
 ctypes.string_at(other.files[0].base, 1)
 """
