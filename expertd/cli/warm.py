@@ -42,12 +42,13 @@ _LOOK_SECONDS = 1.0
 @click.option("--pin", is_flag=True, help="Lock what the limit on locked memory allows, while this process lives.")
 @click.option("--hold", is_flag=True, help="Stay and keep the pins until interrupted. Implies --pin.")
 @click.option("--drop", is_flag=True, help="Drop the model from the page cache instead.")
+@click.option("--state", type=click.Path(path_type=Path), help="Take the profile from this state directory's files.")
 @click.option("--local", is_flag=True, help="Ask no daemon, even where one serves the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @daemon_options
 def command(
     model: Path | None, profile: str | None, only_dense: bool, everything: bool, budget: str, pin: bool, hold: bool,
-    drop: bool, local: bool, as_json: bool, socket: Path | None, url: str | None,
+    drop: bool, state: Path | None, local: bool, as_json: bool, socket: Path | None, url: str | None,
 ) -> int:  # fmt: skip
     """Bring MODEL into the page cache: dense weights first, then experts up to the budget. A running daemon that
     serves MODEL does it itself, within its budget; without MODEL it is the one that a running daemon serves.
@@ -58,7 +59,9 @@ def command(
     _check(only_dense, everything, profile, budget)
     if drop and (pin or hold or only_dense or everything or profile):
         raise UsageError("--drop takes no other option", hint="run it alone")
-    if not local:
+    if state is not None and profile is None:
+        raise UsageError("--state says where a profile is", hint="name it with --profile")
+    if not local and state is None:
         level = "dense" if only_dense else "all" if everything or profile is None else "profile"
         wish = Wish(model, profile, level, budget, pin, hold, drop, as_json)
         if (code := through_daemon(wish, socket, url)) is not None:
@@ -77,7 +80,7 @@ def command(
         try:
             if drop:
                 return _drop(pager, as_json)
-            hottest = () if only_dense else _hottest(profile, model) if profile is not None else None
+            hottest = () if only_dense else _hottest(profile, model, state) if profile is not None else None
             plan = plan_warm(layout, experts=hottest, budget_bytes=_budget(layout, only_dense or everything, budget))
             return _warm(pager, plan, pin or hold, hold, as_json)
         finally:
@@ -93,11 +96,11 @@ def _check(only_dense: bool, everything: bool, profile: str | None, budget: str)
         parse_size(budget)
 
 
-def _hottest(profile: str, model: Path) -> list[int]:
-    """Experts of a profile, of the running daemon where there is one, else of the state directory."""
+def _hottest(profile: str, model: Path, state: Path | None) -> list[int]:
+    """Experts of a profile: of the state directory that was named, else of the running daemon, else of the user's."""
     from expertd.cli.profile_store import Where, open_store
 
-    return open_store(Where(None, None, None, model)).get(profile).hottest()
+    return open_store(Where(None, None, state, model)).get(profile).hottest()
 
 
 def _budget(layout: ExpertLayout, unbounded: bool, budget: str) -> int | None:

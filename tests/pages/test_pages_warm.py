@@ -137,9 +137,14 @@ def test_a_profile_is_warmed_hottest_first(cold: Path, tmp_path: Path, monkeypat
     directory.open()
     directory.write(profile)
     directory.close()
+    named = _warm(str(cold), "--profile", "demo", "--state", str(tmp_path))
     monkeypatch.setenv("EXPERTD_STATE_DIRECTORY", str(tmp_path))
     report = _warm(str(cold), "--profile", "demo")
-    assert report["target_bytes"] == layout.dense_nbytes + sum(layout.expert_sizes[e] for e in hot)
+    assert (
+        named["target_bytes"]
+        == report["target_bytes"]
+        == layout.dense_nbytes + sum(layout.expert_sizes[e] for e in hot)
+    )
     assert report["resident_bytes"] == report["target_bytes"]
     missing = _expertd("warm", str(cold), "--profile", "none")
     assert missing.returncode == EXIT_FAILED
@@ -234,6 +239,7 @@ def test_unknown_residency_is_said(model: Path, monkeypatch: pytest.MonkeyPatch)
         (["--budget", "1MB", "--all"], "a budget bounds experts"),
         (["--drop", "--pin"], "takes no other option"),
         (["--profile", "demo", "--dense"], "exclude each other"),
+        (["--state", "/tmp"], "name it with --profile"),
     ],
 )
 def test_contradictions_are_one_line(model: Path, arguments: list[str], said: str) -> None:
