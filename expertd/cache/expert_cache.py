@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from expertd.cache.auto import CANDIDATES, AutoPolicy
 from expertd.cache.counters import Counters
@@ -175,7 +175,7 @@ class ExpertCache:
         counters.hit_bytes += hits * self._layer_nbytes[layer]
         counters.layer_misses[layer] += n - hits
         missing.sort()
-        held = self._awaited.union(experts)
+        held = self._awaited.union(experts) if self._awaited else experts
         cause = "prompt" if phase == Phase.PREFILL else "route"
         for expert in missing:  # 3
             if self._make_room(layer, sizes[expert], held, "route", evict):
@@ -203,7 +203,7 @@ class ExpertCache:
             self.counters.evictions["transient"] += 1
             evict.append(expert)
 
-    def _make_room(self, layer: int, nbytes: int, held: set[int], cause: str, evict: list[int]) -> bool:
+    def _make_room(self, layer: int, nbytes: int, held: Container[int], cause: str, evict: list[int]) -> bool:
         if self.pinned_bytes + nbytes > self.budget_bytes:
             return False
         while self.resident_bytes + nbytes > self.budget_bytes:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from expertd.cache.company import Company
+from expertd.cache.company import Company, Workspace
 
 _AGE_POWER = -0.15
 _FLOOR = 0.03
@@ -59,11 +59,16 @@ class HybridPolicy:
         self._n_layers, self._n_experts = n_layers, n_experts
         self._decay = 2.0 ** (-1.0 / half_life)
         self._rate = 1.0 - self._decay
-        self._frequency = list(np.zeros((n_layers, n_experts)))
+        fade = [self._decay ** np.arange(n, -1, -1) for n in range(_MOST_WAITING + 1)]
+        self._fade = [(f[0], self._rate * f[1:]) for f in fade]
+        """By number of visits worked off at once: what is left of a frequency, and what each of them adds."""
         self._age = list(np.full((n_layers, n_experts), _OLDEST, np.int64))
-        self._company = [Company(n_experts) for _ in range(n_layers)] if Company.fits(n_layers, n_experts) else None
-        self._recent: list[Any] = [None] * n_layers
-        """The indices that a layer used last, as an array, where that was a decoded token's."""
+        work = Workspace(n_experts)
+        fits = Company.fits(n_layers, n_experts)
+        self._company = [Company(n_experts, work, _FLOOR) for _ in range(n_layers)] if fits else None
+        self._frequency = [c.frequency for c in self._company or ()] or list(np.zeros((n_layers, n_experts)))
+        self._recent: list[Sequence[int] | None] = [None] * n_layers
+        """The indices that a layer used last, where that was a decoded token's."""
         self._waiting: list[list[Sequence[int]]] = [[] for _ in range(n_layers)]
         self._taught = [0.0] * n_layers
         """How far a layer's frequencies are from nothing known (0): what a prompt must not wash out."""
@@ -119,9 +124,9 @@ class HybridPolicy:
             if company is not None:
                 company.follow(ids)
             used = np.array(ids, np.intp)
-            frequency *= self._decay
+            np.multiply(frequency, self._decay, frequency)
             frequency[used] += self._rate
-            age += 1
+            np.add(age, 1, age)
             age[used] = 0
         else:
             used = np.array(waiting, np.intp)
@@ -129,12 +134,12 @@ class HybridPolicy:
                 company.follow_many(used)
             seen = np.zeros((n, self._n_experts))
             seen[_ROWS[:n], used] = 1.0
-            fade = self._decay ** np.arange(n, -1, -1)
-            frequency *= fade[0]
-            frequency += (self._rate * fade[1:]) @ seen
-            age += n
+            left, weights = self._fade[n]
+            np.multiply(frequency, left, frequency)
+            np.add(frequency, np.dot(weights, seen), frequency)
+            np.add(age, n, age)
             age[used] = _BACK[-n:]
-        self._recent[layer] = np.array(waiting[-1], np.intp) if n > 1 else used
+        self._recent[layer] = waiting[-1]
         self._taught[layer] = 1.0 - (1.0 - self._taught[layer]) * self._decay**n
         waiting.clear()
 
@@ -183,10 +188,8 @@ class HybridPolicy:
             self._admit_passed()
         if self._waiting[layer] or not self._ranked[layer]:
             self._rank_anew(layer)  # 2
-        if self._unsettled:
-            for other in sorted(self._unsettled):
-                self._settle(other)
-            self._unsettled.clear()
+        while self._unsettled:
+            self._settle(self._unsettled.pop())
         until, ahead = self._until, self._ahead[layer]
         while True:
             np.add(self._wait, ahead, until)  # 3
@@ -200,10 +203,9 @@ class HybridPolicy:
             elif expert in held:
                 self._open[coldest][index] = np.inf
                 self._passed.append(expert)
+                self._settle(coldest)
             else:
                 return expert
-            self._settle(coldest)
-            self._unsettled.discard(coldest)
 
     def _admit_passed(self) -> None:
         """Those that the last choice passed over can be chosen again."""
@@ -229,26 +231,26 @@ class HybridPolicy:
 
     def _rank_anew(self, layer: int) -> None:
         self._work_off(layer)
-        frequency, recent = self._frequency[layer], self._recent[layer]
+        frequency, recent, rank = self._frequency[layer], self._recent[layer], self._rank[layer]
         if recent is not None and self._company is not None:
             k = len(recent)
-            sums = self._company[layer].sums(recent)
-            chances = frequency * sums[-1]
-            chances += sums[:-1]
-            chances += k * _FLOOR
+            self._company[layer].chances(recent, rank)
         else:
             k = 1
-            chances = frequency + _FLOOR
-        chances *= _age_factor(k).take(self._age[layer], mode="clip")
-        self._rank[layer] = chances
-        np.add(chances, self._barred[layer], out=self._open[layer], casting="same_kind")
+            np.add(frequency, _FLOOR, rank)
+        np.multiply(rank, _age_factor(k).take(self._age[layer], mode="clip"), rank)
+        ranks = self._open[layer]
+        ranks[:] = rank
+        np.add(ranks, self._barred[layer], ranks)
         self._ranked[layer] = True
-        self._unsettled.add(layer)
+        self._unsettled.discard(layer)
+        self._settle(layer)
 
     def _settle(self, layer: int) -> None:
         """Find a layer's candidate."""
         if not self._ranked[layer]:
             self._rank_anew(layer)
+            return
         ranks = self._open[layer]
         index = int(ranks.argmin())
         rank: float = ranks.item(index)
