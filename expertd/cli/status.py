@@ -34,6 +34,8 @@ def lines(s: dict[str, Any]) -> list[str]:
     progress = s.get("progress") or {}
     if s["state"] in ("loading", "warming") and progress.get("total"):
         rows.append(f"progress   {progress['what']} {100 * progress['done'] // progress['total']} %")
+    elif s["state"] == "warming" and progress.get("what") == "rehearsal":
+        rows.append("progress   waiting for a rehearsal that meets its targets: `expertd rehearse`")
     if s.get("model"):
         rows.append(f"model      {s['model']['id']} ({s['model']['description']}, {format_size(s['model']['nbytes'])})")
     rows.append(f"steering   {cache['why']}")

@@ -200,6 +200,8 @@ class Daemon:
         service, progress = self._service, self._service.progress
         if service.state in ("loading", "warming") and progress.total:
             return f"{service.state}: {progress.what} {100 * progress.done // progress.total} %"
+        if service.state == "warming" and progress.what == "rehearsal":
+            return "warm, waiting for a rehearsal: `expertd rehearse`"
         if service.state != "ready":
             return service.state
         report = service.cache_report()

@@ -228,6 +228,8 @@ class Service:
     async def _generate(self, request: GenerationRequest, *, rehearsal: bool) -> AsyncGenerator[Event, None]:
         session = self._loaded()
         if self.state != "ready" and not (rehearsal and self._care.awaits_rehearsal):
+            if self._care.awaits_rehearsal:
+                raise NotReadyError("a rehearsal has to meet its targets first", hint="run `expertd rehearse`")
             raise NotReadyError(f"the model is not ready: {self.state}", hint="ask /readyz for progress")
         check_fits(request, session.context.n_ctx)
         if request.profile and self._care.profiles is not None:
@@ -267,7 +269,8 @@ class Service:
                 made.cancel()
 
     async def rehearse(self, order: RehearsalOrder) -> AsyncGenerator[dict[str, Any], None]:
-        """See `rehearsal`. A daemon that awaits one is ready once its targets are met. StateError while one runs."""
+        """See `rehearsal`. A daemon that awaits one is ready once its targets are met. What was learnt is saved.
+        StateError while one runs."""
         self._loaded()
         if self._rehearsing:
             raise StateError("a rehearsal is running", hint="wait for it, or end it first")
@@ -275,13 +278,19 @@ class Service:
         events = rehearse(_Stage(self), order)
         try:
             async for event in events:
-                if event["event"] == "result" and event["ok"] and self._care.awaits_rehearsal:
-                    self._care.awaits_rehearsal = False
-                    self._set_state("ready", "")
+                if event["event"] == "result":
+                    await self._rehearsed(event["ok"])
                 yield event
         finally:
             self._rehearsing = False
             await events.aclose()
+
+    async def _rehearsed(self, ok: bool) -> None:
+        if self._care.profiles is not None:
+            await asyncio.to_thread(self._care.profiles.save)
+        if ok and self._care.awaits_rehearsal:
+            self._care.awaits_rehearsal = False
+            self._set_state("ready", "")
 
     def slots(self) -> list[dict[str, Any]]:
         """The running request and those that wait, in order; nothing of their text."""

@@ -183,7 +183,7 @@ def decide(w: Window) -> Verdict:
 
 def _starting(w: Window) -> Verdict:
     if w.state == "warming":
-        return Verdict("starting", "The model is loaded and being warmed.")
+        return Verdict("starting", "The model is loaded; its warm-up, or the rehearsal that is required, is not over.")
     if w.state == "failed":
         return Verdict("starting", "The model could not be loaded.", "`journalctl -u expertd` or the log says why.")
     return Verdict("starting", "The daemon is stopping.") if w.state == "stopping" else STARTING

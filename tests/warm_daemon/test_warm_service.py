@@ -89,7 +89,7 @@ def test_only_a_rehearsal_makes_it_ready_where_that_is_required(serve: Serve) ->
         async with serve(budget_share=0.4, ready_requires="rehearsed", wait="warming") as service:
             while service.progress.what != "rehearsal":
                 await service.wait_changed()
-            with pytest.raises(NotReadyError):
+            with pytest.raises(NotReadyError, match="rehearsal"):
                 await answer(service, CODE[0], 2)
             missed = await _last(service.rehearse(RehearsalOrder((CODE[0],), "demo", 6, target_tps=1e6, pin=True)))
             assert not missed["ok"]
@@ -102,6 +102,7 @@ def test_only_a_rehearsal_makes_it_ready_where_that_is_required(serve: Serve) ->
             seen.append(service.state)
             first = met["first"][0]
             taught = service.actions.profiles.get("demo").tokens
+            assert list((service.settings.state or Path()).rglob("demo.profile")), "saved at once"
             assert taught <= first["prompt_tokens"] + first["tokens"], "the second run taught, too"
             await answer(service, CODE[0], 2)
         return seen
