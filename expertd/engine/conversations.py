@@ -5,11 +5,15 @@ A request reuses the longest common prefix of its prompt with the running conver
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from expertd.engine.context import Context
+from expertd.units import format_size
+
+log = logging.getLogger("expertd.engine")
 
 _MIN_SAVED_TOKENS = 16
 """Shorter conversations are cheaper to compute again than to keep."""
@@ -51,7 +55,7 @@ class Conversations:
             state = self._saved.pop(best)
             self.nbytes -= len(state)
             self._save_current()
-            if self._context.restore(state):
+            if self._restored(state):
                 self.counters.restored += 1
                 self.tokens = list(best)
                 usable = min(common_prefix(best, prompt), longest)
@@ -82,6 +86,14 @@ class Conversations:
         del self.tokens[kept:]
         return kept
 
+    def _restored(self, state: bytes) -> bool:
+        """False, with the context empty, where llama.cpp refuses it or there is no memory for it."""
+        try:
+            return self._context.restore(state)
+        except MemoryError:
+            log.warning("memory is short: a kept conversation is computed anew (%s)", format_size(len(state)))
+            return False
+
     def _best_saved(self, prompt: Sequence[int]) -> tuple[int, ...] | None:
         """The saved conversation that shares most with the prompt; wholly contained ones only where cutting is not
         possible."""
@@ -105,7 +117,12 @@ class Conversations:
             _, dropped = self._saved.popitem(last=False)
             self.nbytes -= len(dropped)
             self.counters.dropped += 1
-        state = self._context.save()
+        try:
+            state = self._context.save()
+        except MemoryError:
+            self.counters.dropped += 1
+            log.warning("memory is short: a conversation of %d tokens is not kept (%s)", len(key), format_size(need))
+            return
         self._saved[key] = state
         self.nbytes += len(state)
         self.counters.saved += 1

@@ -21,7 +21,7 @@ from expertd.engine.deadline import Deadline
 from expertd.engine.requests import GenerationRequest, Piece, PromptProgress, Sampling, Timings, TokenLogprob
 from expertd.engine.sampler import Sampler, top_logprobs
 from expertd.engine.text import TextStream
-from expertd.errors import ContextFullError, EngineError, RequestError
+from expertd.errors import ContextFullError, RequestError
 from expertd.types import Phase
 
 
@@ -58,7 +58,8 @@ class Generation:
         try:
             with deadline:
                 return (yield from self._run(request, sampler, deadline))
-        except (Cancelled, EngineError):
+        except Exception:
+            # Whatever it was, memory that ran out included: the next request must not find half a step in the context.
             self._conversations.undo()
             raise
         finally:
