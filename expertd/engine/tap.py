@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ Routed = Callable[[int, list[int], Phase], None]
 
 _PREFIX = b"ffn_moe_topk-"
 _NAME_AT = abi.Tensor.name.offset
+# Eight bytes within the name that only these nodes have there. Nearly all nodes are told by them alone: reading a number
+# takes a third of the time that reading a string does, some 2,000 times a token.
+_MARK_AT = _NAME_AT + 4
+_MARK = int.from_bytes(_PREFIX[4:12], sys.byteorder)
 _MAX_LAYERS = 1024
 
 
@@ -78,16 +83,15 @@ class RouterTap:
     def _build(self, names: dict[bytes, int]) -> Any:
         """The ctypes callback, closed over locals: it is called some 50 times a layer for each token."""
         counters = self.counters
-        string_at, prefix = ctypes.string_at, _PREFIX
-        width = len(prefix)
+        string_at, number_at = ctypes.string_at, ctypes.c_uint64.from_address
+        name_at, mark_at, mark = _NAME_AT, _MARK_AT, _MARK
 
         def on_node(address: int, ask: bool, _user: object) -> bool:
             try:
-                name_at = address + _NAME_AT
                 if ask:
-                    if string_at(name_at, width) != prefix:
+                    if number_at(address + mark_at).value != mark:
                         return False
-                    layer = names.get(string_at(name_at))
+                    layer = names.get(string_at(address + name_at))
                     if layer is None:
                         return False
                     wanted = self.enabled
@@ -96,7 +100,7 @@ class RouterTap:
                         wanted = False
                     self._report = wanted
                     return wanted or self.rewrite is not None
-                layer = names.get(string_at(name_at))
+                layer = names.get(string_at(address + name_at))
                 if layer is not None:
                     began = time.perf_counter()
                     self._look(address, layer)
