@@ -56,6 +56,17 @@ def test_the_words_after_a_streamed_prompt_are_those_of_plain_decoding(serve: Se
         assert asyncio.run(words(budget_share=share)) == expected
 
 
+@pytest.mark.parametrize(("settings", "width"), [({"budget_share": 0.5}, 2048), ({"steering": "off"}, 512)])
+def test_micro_batches_are_wide_where_each_reads_the_experts_anew(
+    serve: Serve, settings: dict[str, Any], width: int
+) -> None:
+    async def n_ubatch() -> int:
+        async with serve(engine={"n_ctx": 4096, "n_ubatch": 0}, **settings) as service:
+            return service.session.context.n_ubatch
+
+    assert asyncio.run(n_ubatch()) == width
+
+
 @pytest.mark.cgroup
 @pytest.mark.linux65
 def test_a_prompt_of_many_layers_leaves_the_kernel_nothing_to_reclaim(tmp_path: Path, big_model: Path) -> None:
