@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -242,6 +243,8 @@ def main(
     size: str, memory: str, budget: str, arms: str, runs: int, pairs: int, read_ahead_kib: int | None, work: Path | None
 ) -> None:
     """First answers after a restart, arm by arm, and the speed of a warm-up, as JSON."""
+    # Ended from outside it unwinds as by any error: daemons end, read-ahead is put back.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     wanted = arms.split(",")
     if unknown := set(wanted).difference(ARMS):
         raise click.UsageError(f"no arm: {', '.join(sorted(unknown))}; there are {', '.join(ARMS)}")
