@@ -24,6 +24,9 @@ _PATIENCE = 64
 """Learned tokens per token that may wait: while little is known, each one counts at once."""
 _AT_ONCE = 16
 """Tokens added in one product, and the most that wait: small enough that no BLAS wakes threads for it."""
+_YOUNG = 1024
+"""Learned tokens up to which those that come late are learned at once, for the same reason; then `_LATE` together."""
+_LATE = 8
 _PROMPT_TOKENS = 256
 """Tokens at the end of a prompt's batch that are learned from; more would cost time."""
 _MOST_COUNTS = 1 << 24
@@ -80,21 +83,35 @@ class Company:
 
     def follow(self, ids: Sequence[int]) -> None:
         """A token used the experts of these indices."""
-        unlearned = self._unlearned
-        if unlearned and len(unlearned[0]) != len(ids):
-            self._learn(np.array(unlearned, np.intp))
-            unlearned.clear()
-        unlearned.append(ids)
-        if len(unlearned) >= _AT_ONCE or len(unlearned) * _PATIENCE > self._learned:
-            self._learn(np.array(unlearned, np.intp))
-            unlearned.clear()
+        self._note(ids)
+        waiting = len(self._unlearned)
+        if waiting >= _AT_ONCE or waiting * _PATIENCE > self._learned:
+            self._catch_up()
+
+    def follow_late(self, visits: Sequence[Sequence[int]]) -> None:
+        """Decoded tokens that come several at once, since their layer had nothing to choose before; alike in k."""
+        young = self._learned < _YOUNG
+        if young:
+            self._catch_up()
+        for ids in visits:
+            self._note(ids)
+        if young or len(self._unlearned) >= _LATE:
+            self._catch_up()
 
     def follow_many(self, used: Any) -> None:
-        """Tokens in turn used `used`: (tokens, k) indices."""
+        """Tokens of a prompt in turn used `used`: (tokens, k) indices."""
+        self._catch_up()
+        self._learn(used[-_PROMPT_TOKENS:])
+
+    def _note(self, ids: Sequence[int]) -> None:
+        if self._unlearned and len(self._unlearned[0]) != len(ids):
+            self._catch_up()
+        self._unlearned.append(ids)
+
+    def _catch_up(self) -> None:
         if self._unlearned:
             self._learn(np.array(self._unlearned, np.intp))
             self._unlearned.clear()
-        self._learn(used[-_PROMPT_TOKENS:])
 
     def _learn(self, used: Any) -> None:
         self._learned += len(used)

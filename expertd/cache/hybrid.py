@@ -131,7 +131,7 @@ class HybridPolicy:
         else:
             used = np.array(waiting, np.intp)
             if company is not None:
-                company.follow_many(used)
+                company.follow_late(waiting)
             seen = np.zeros((n, self._n_experts))
             seen[_ROWS[:n], used] = 1.0
             left, weights = self._fade[n]
