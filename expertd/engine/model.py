@@ -27,8 +27,14 @@ _llama_log = logging.getLogger("expertd.llama")
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 """enum ggml_log_level, whose INFO is our DEBUG: it prints hundreds of lines a load."""
 _CONTINUED = 5
-_CANCELLED = ("failed to compute graph, compute status: 1", "failed to decode, ret = 2")
+_CANCELLED = (
+    "failed to compute graph, compute status: 1",
+    "ggml_backend_sched_graph_compute_async failed with error 1",
+    "failed to decode, ret = 2",
+)
 """How llama.cpp reports a decode that was cancelled: as an error, which it is not here."""
+_UNDOING = "decode: removing memory module entries"
+"""What it says while it undoes any decode that did not end."""
 _log_lock = threading.Lock()
 _log_state: dict[str, Any] = {"level": logging.DEBUG, "line": "", "last_error": "", "sink": None}
 
@@ -47,7 +53,7 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
         if number >= logging.ERROR and line:
             _log_state["last_error"] = line
         sink = _log_state["sink"]
-    if line.endswith(_CANCELLED):
+    if line.endswith(_CANCELLED) or line.startswith(_UNDOING):
         number = logging.DEBUG
     if sink is not None:
         sink(line)

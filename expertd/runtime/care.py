@@ -2,7 +2,8 @@
 
 1. `learnt`, before anything is adopted: the profile's scores rank the experts.
 2. `opened`, before the first request: the keeper starts, the warm-up of the configured level begins. Where readiness
-   requires it, it is waited for here.
+   requires it, it is waited for here, and one token is computed, so that the first request need not start the engine's
+   threads and fetch its memory.
 3. `begins` and `ended` around each request: which profile its routes teach.
 4. `stop_work`, then `save`: the warm-up and the keeper end, profiles are saved.
 
@@ -15,8 +16,8 @@ import logging
 from collections.abc import Callable
 
 from expertd.cache.expert_cache import DEFAULT_HALF_LIFE
-from expertd.engine.requests import GenerationRequest
-from expertd.errors import ExpertdError
+from expertd.engine.requests import GenerationRequest, Sampling
+from expertd.errors import ExpertdError, ModelChangedError
 from expertd.runtime.actions import Actions
 from expertd.runtime.keeper import Keeper
 from expertd.runtime.pinning import RouteWindow
@@ -38,7 +39,7 @@ class Caretaker:
     """Of one service, for the life of its session. `report` is told of progress, `on_lost` of a model file that is no
     longer what it was."""
 
-    def __init__(self, settings: RuntimeSettings, report: Report, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, settings: RuntimeSettings, report: Report, on_lost: Callable[[ModelChangedError], None]) -> None:
         self._settings, self._report, self._on_lost = settings, report, on_lost
         self._stopping = False
         self.awaits_rehearsal = False
@@ -100,6 +101,8 @@ class Caretaker:
         made = self._begin_warm(actions)
         if wait and made is not None:
             self._wait(made, actions)
+        if wait and not self._stopping:
+            _compute_a_token(session)
 
     def _begin_warm(self, actions: Actions) -> WarmUp | None:
         """The session has brought the dense weights in already."""
@@ -148,3 +151,14 @@ class Caretaker:
         """Number 4, once no request teaches any more; may wait for a disk."""
         if self.profiles is not None:
             self.profiles.stop()
+
+
+def _compute_a_token(session: Session) -> None:
+    """Teaches no profile: nothing is learnt before `begins`."""
+    prompt = tuple(session.model.tokenize("a", add_special=True, parse_special=False))
+    request = GenerationRequest(prompt, 1, Sampling(temperature=0.0), ignore_eos=True, cache_prompt=False)
+    try:
+        for _ in session.generation.run(request):
+            pass
+    except ExpertdError as error:
+        log.warning("no token could be computed: %s", error.line())

@@ -28,7 +28,9 @@ _SAY_SHARE = 0.10
 class Keeper:
     """`start` once, `stop` once. `on_lost` is called, in this thread, when the model file is no longer what it was."""
 
-    def __init__(self, session: Session, on_lost: Callable[[str], None], actions: Actions, window: RouteWindow) -> None:
+    def __init__(
+        self, session: Session, on_lost: Callable[[ModelChangedError], None], actions: Actions, window: RouteWindow
+    ) -> None:
         assert session.steering is not None
         assert session.mapping is not None
         self._steering, self._mapping = session.steering, session.mapping
@@ -93,7 +95,7 @@ class Keeper:
                 if ticks % _CHECK_FILE_EVERY == 0:
                     self._mapping.check()
             except ModelChangedError as error:
-                self._on_lost(error.line())
+                self._on_lost(error)
                 return
             except OSError as error:
                 log.warning("the machine's memory cannot be read: %s", error)

@@ -15,7 +15,7 @@ from typing import Any
 
 from expertd.engine.generate import check_fits
 from expertd.engine.requests import Event, Finished, GenerationRequest, Queued
-from expertd.errors import EngineHungError, ExpertdError, NotReadyError, StateError
+from expertd.errors import EngineHungError, ExpertdError, ModelChangedError, NotReadyError, StateError
 from expertd.runtime import report
 from expertd.runtime.actions import Actions
 from expertd.runtime.admission import Job, RequestQueue
@@ -135,8 +135,10 @@ class Service:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def _on_lost(self, why: str) -> None:
-        self._on_change("failed", why)
+    def _on_lost(self, error: ModelChangedError) -> None:
+        """From the keeper's thread: what runs computes with weights that are not the model's any more."""
+        self._engine.abandon(error)
+        self._on_change("failed", error.line())
 
     def reconfigure(self, settings: RuntimeSettings) -> None:
         """A reload: budget, pin budget and reserve change now; the rest waits for a restart. Raises BudgetError."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from expertd.engine.model import LoadedModel, start_backend
@@ -15,6 +18,7 @@ from expertd.engine.requests import GenerationRequest, Sampling
 from expertd.engine.settings import EngineSettings
 from expertd.errors import EngineError
 from expertd.types import Phase
+from tests.daemon.conftest import daemon
 from tests.engine.conftest import Bench, make_bench
 
 PROMPT = "Once upon a time there was a miner."
@@ -91,6 +95,7 @@ from expertd.engine import openmp
 openmp.load()
 from expertd.engine.model import LoadedModel, start_backend
 from expertd.engine.settings import EngineSettings
+from tests.daemon.conftest import daemon
 from tests.engine.conftest import make_bench
 start_backend()
 model = LoadedModel(EngineSettings(Path(sys.argv[1])))
@@ -122,3 +127,24 @@ def test_a_conversation_that_memory_has_no_room_for_is_not_kept(demo_model: Path
     assert "not kept 1 0" in done.stdout
     assert "kept 2" in done.stdout or "kept 1" in done.stdout
     assert "memory is short: a conversation of" in done.stderr
+
+
+@pytest.mark.root
+def test_a_daemon_that_gets_no_more_memory_serves_on(demo_model: Path, tmp_path: Path) -> None:
+    """Its address space may not grow by a byte: an answer is right or an error, and all are right afterwards."""
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    with daemon(demo_model, tmp_path) as running:
+        text = running.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        _, hard = resource.prlimit(running.process.pid, resource.RLIMIT_AS)
+        resource.prlimit(running.process.pid, resource.RLIMIT_AS, (64 << 20, hard))
+        for prompt in (PROMPT, PROMPT * 20, PROMPT):
+            with contextlib.suppress(httpx.TransportError):
+                answer = running.http.post("/v1/completions", json={**body, "prompt": prompt})
+                if answer.status_code == 200 and prompt == PROMPT:
+                    assert answer.json()["choices"][0]["text"] == text
+                else:
+                    assert answer.status_code in (200, 500)
+        assert running.process.poll() is None, running.log
+        resource.prlimit(running.process.pid, resource.RLIMIT_AS, (hard, hard))
+        assert running.http.post("/v1/completions", json=body).json()["choices"][0]["text"] == text
+        assert running.stop() == 0
