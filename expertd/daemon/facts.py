@@ -92,6 +92,9 @@ def _cache(service: Service) -> CacheFacts:
             predicted_used=c.predicted_used,
             predicted_wasted=c.predicted_wasted,
             predicted_dropped=steering.worker.counters.prefetch_dropped,
+            shadow_requests=cache.shadow_requests,
+            shadow_hits=cache.shadow_hits,
+            policy_switches=cache.policy_switches,
         )
 
     facts: CacheFacts = steering.read(look)

@@ -229,6 +229,22 @@ _CACHE = (
             dropped=lambda s: s.cache.predicted_dropped,
         ),
     ),
+    _counter(
+        "expertd_cache_shadow_requests_total",
+        "Experts wanted in the sampled layers, as each shadow cache of the policy auto saw them.",
+        lambda s: s.cache.shadow_requests,
+    ),
+    _counters(
+        "expertd_cache_shadow_hits_total",
+        "Those that a shadow cache under another policy would have hit.",
+        "policy",
+        _by(lambda s: s.cache.shadow_hits),
+    ),
+    _counter(
+        "expertd_cache_policy_switches_total",
+        "Times that the policy auto moved to another policy.",
+        lambda s: s.cache.policy_switches,
+    ),
     _counter("expertd_routes_total", "Routes read: one a layer and token.", lambda s: s.daemon.routes),
     _counter(
         "expertd_routes_dropped_total", "Ids dropped: the model has no such expert.", lambda s: s.daemon.routes_dropped

@@ -65,6 +65,10 @@ class CacheFacts:
     predicted_used: int = 0
     predicted_wasted: int = 0
     predicted_dropped: int = 0
+    shadow_requests: int = 0
+    """Requests that each shadow cache saw; `shadow_hits` are theirs by policy, empty where none run."""
+    shadow_hits: Mapping[str, int] = field(default_factory=dict)
+    policy_switches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
