@@ -8,8 +8,9 @@ Written under another name, synced, renamed, and the directory synced: after a c
 there.
 
 Versions: `version` is the writer's, `min_reader` the oldest format version that can read it. Fields are only added, and
-readers ignore those they do not know, so that neither an upgrade nor a downgrade needs a step as long as `min_reader`
-stands; a change that older readers would misread raises it, and these then set the file aside unread.
+readers ignore those they do not know (an older daemon that saves the profile again drops them), so that neither an
+upgrade nor a downgrade needs a step as long as `min_reader` stands; a change that older readers would misread raises
+it, and these set the file aside unread, as NAME.profile.newer-1: nothing that a newer daemon wrote is overwritten.
 
 Not here: what is in memory and when it is saved (`profiles`).
 """
@@ -44,6 +45,10 @@ _MAX_SET_ASIDE = 1000
 
 _Count = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=_MAX_EXPERTS)]
+
+
+class NewerFormatError(StateError):
+    """A newer expertd wrote it in a way that this one cannot read."""
 
 
 class Description(msgspec.Struct, kw_only=True):
@@ -148,7 +153,7 @@ def _check_format(head: Description) -> None:
     if head.format != FORMAT:
         raise StateError("foreign: no profile of expertd")
     if head.min_reader > VERSION:
-        raise StateError(
+        raise NewerFormatError(
             f"foreign: written by expertd {head.expertd[:40]} in format {head.version}; this one reads up to {VERSION}",
             hint="upgrade expertd",
         )
@@ -213,10 +218,10 @@ def _sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def set_aside(path: Path) -> Path | None:
+def set_aside(path: Path, why: str = "bad") -> Path | None:
     """Renames a file that cannot be used to NAME.bad-1, -2 ...; None where the directory does not let it."""
     for n in range(1, _MAX_SET_ASIDE):
-        other = path.with_name(f"{path.name}.bad-{n}")
+        other = path.with_name(f"{path.name}.{why}-{n}")
         if not os.path.lexists(other):
             try:
                 path.rename(other)
@@ -281,11 +286,14 @@ class ProfileDirectory:
                 check_model(profile, shape)
             return profile
         except StateError as error:
-            path = self.file(name)
-            aside = set_aside(path)
-            where = f"set aside as {aside.name}" if aside else "left where it is, since the directory is not writable"
-            log.warning("profile %s: %s; %s", path, error.line(), where)
+            self._put_aside(self.file(name), error)
             return None
+
+    def _put_aside(self, path: Path, error: StateError) -> bool:
+        aside = set_aside(path, "newer" if isinstance(error, NewerFormatError) else "bad")
+        where = f"set aside as {aside.name}" if aside else "left where it is, since the directory is not writable"
+        log.warning("profile %s: %s; %s", path, error.line(), where)
+        return aside is not None
 
     def describe(self) -> Iterator[tuple[str, Description | StateError]]:
         """The first line of each file, or what is wrong with it."""
@@ -298,8 +306,17 @@ class ProfileDirectory:
                 yield name, error
 
     def write(self, profile: Profile) -> None:
-        """StateError."""
-        write_atomically(self.file(profile.name), encode(profile))
+        """StateError. In the place of whatever has the name, but for what a newer expertd wrote: that is set aside."""
+        path = self.file(profile.name)
+        try:
+            if (old := _read(path)) is not None:
+                describe(old)
+        except NewerFormatError as error:
+            if not self._put_aside(path, error):
+                raise
+        except StateError:
+            pass
+        write_atomically(path, encode(profile))
 
     def delete(self, name: str) -> None:
         """StateError. Nothing happens where there is no such file."""

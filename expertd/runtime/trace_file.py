@@ -3,7 +3,8 @@
 Layout: the magic `EXPERTDT`, u16 version, u16 0, u32 length and that much JSON (model, fingerprint, layers, experts,
 experts_used, expert_bytes by layer, started); then blocks, each a u32 length, a u32 CRC-32 and the payload. A payload
 is records: u32 step, u16 layer, u8 phase, u8 0, u32 n and n u16 expert indices, all little-endian. A reader stops at
-the first block that is cut short or does not match: what comes before it is whole.
+the first block that is cut short or does not match: what comes before it is whole. Keys of the JSON that a reader does
+not know it ignores; a change that older readers would misread raises the version, and these refuse the file by name.
 
 Routes tell something of the text they came from: files are readable by their owner alone. Not here: when recording
 begins and ends (`tracing`), replaying.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from expertd.errors import StateError
+from expertd.runtime.profile_file import set_aside
 
 MAGIC = b"EXPERTDT"
 VERSION = 1
@@ -68,6 +70,26 @@ class TraceWriter:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def make_room(path: Path) -> Path | None:
+    """Before a new trace is written in the place of an older one. What a newer expertd wrote is set aside, and its new
+    name returned. StateError for a file that is no trace, or that cannot be read or moved."""
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(_PREFIX.size)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(f"{path}: cannot be read: {error.strerror}") from error
+    if prefix and prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
+        raise StateError(f"{path} is there and is no trace of expertd", hint="choose another trace.path")
+    if len(prefix) < _PREFIX.size or _PREFIX.unpack(prefix)[1] <= VERSION:
+        return None
+    aside = set_aside(path, "newer")
+    if aside is None:
+        raise StateError(f"{path} is of a newer expertd and cannot be moved away", hint="choose another trace.path")
+    return aside
 
 
 def read_header(file: BinaryIO, name: str) -> dict[str, Any]:

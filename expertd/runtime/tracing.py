@@ -17,7 +17,7 @@ from typing import Any
 from expertd.errors import StateError
 from expertd.runtime.profile import Shape
 from expertd.runtime.steering import Steering
-from expertd.runtime.trace_file import TraceWriter, pack
+from expertd.runtime.trace_file import TraceWriter, make_room, pack
 from expertd.types import Phase
 from expertd.units import format_size
 
@@ -75,6 +75,8 @@ class Tracing:
                 "experts": shape.n_experts, "experts_used": shape.n_used, "started": time.time(),
                 "expert_bytes": {str(m.layer): m.expert_nbytes for m in layout.layers},
             }  # fmt: skip
+            if (aside := make_room(self.path)) is not None:
+                log.warning("%s was written by a newer expertd: set aside as %s", self.path, aside.name)
             self.max_bytes = max_bytes or self.max_bytes
             self._queue.clear()
             self._step, self._width, self._last_layer, self.routes, self.dropped = -1, 1, layout.n_layers, 0, 0
