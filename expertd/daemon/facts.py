@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -27,7 +28,7 @@ def snapshot(service: Service, http: Mapping[tuple[str, int], int]) -> Snapshot:
     tap = session.tap.counters if session and session.tap else None
     return Snapshot(
         version=__version__,
-        llama_cpp=version("llama-cpp-python"),
+        llama_cpp=_llama_cpp(),
         state=service.state,
         ready=service.state == "ready",
         steering=service.steering is not None,
@@ -44,6 +45,12 @@ def snapshot(service: Service, http: Mapping[tuple[str, int], int]) -> Snapshot:
         routes=tap.routes if tap else 0,
         routes_dropped=tap.dropped_ids if tap else 0,
     )
+
+
+@cache
+def _llama_cpp() -> str:
+    """Kept: looking it up parses the package's metadata, a quarter of what a scrape costs."""
+    return version("llama-cpp-python")
 
 
 def _model(session: Session) -> ModelFacts:

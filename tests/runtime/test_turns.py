@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expertd.bench import turns as measured
@@ -57,6 +57,7 @@ def job(loop: asyncio.AbstractEventLoop, prompt: tuple[int, ...] = (1,), profile
     return Job(GenerationRequest(prompt, 1, profile=profile), loop)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_nobody_is_overtaken_more_often_than_may_be(data: st.DataObject) -> None:
     """Whatever overlaps are claimed, and whoever comes between."""
