@@ -1,5 +1,5 @@
 """A topic that changes, through the real cache: routes of one hot set, then of another, on a clock of four tokens a
-second. On the built-in model the change has passed before a window ends, so it cannot be shown by waiting for it."""
+second, until the change has passed. On a running daemon it is in `test_topic_live`."""
 
 from __future__ import annotations
 
