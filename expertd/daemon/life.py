@@ -102,7 +102,7 @@ class Daemon:
 
     async def _end(self, serving: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> None:
         """Case 5."""
-        self._notify.stopping()
+        self._notify.stopping(self._service.failure or "Stopping")
         began = time.monotonic()
         self._http.stop()
         await asyncio.wait({serving})

@@ -12,7 +12,7 @@ import httpx
 
 from tests.daemon.conftest import RunningDaemon, daemon
 
-BODY = {"prompt": "Once upon a time", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+BODY = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 OPTIONS = ("--set", "profile.save_seconds=0.2s", "--set", "warm.ready_requires=warm", "--budget", "30%")
 
 

@@ -100,7 +100,7 @@ from tests.engine.conftest import make_bench
 start_backend()
 model = LoadedModel(EngineSettings(Path(sys.argv[1])))
 bench = make_bench(model, saved=1 << 30, n_ctx=1024, kv_type="f32")
-first, second = "Once upon a time. " * 70, "What is the capital of France?"
+first, second = "Once upon a time. " * 40, "What is the capital of France?"
 alone = bench.run(second, 12)[0]
 long = bench.run(first, 4)[0]
 size = int(Path("/proc/self/statm").read_text().split()[0]) * 4096

@@ -22,7 +22,7 @@ from tests.faults.fuse_disk import Disk
 
 pytestmark = pytest.mark.root
 
-BODY = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+BODY = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 Words = Callable[[Disk], str]
 
 

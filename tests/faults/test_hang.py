@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,7 @@ from expertd.runtime.hang import COMPUTING_TIMES, HangWatch
 from tests.daemon.conftest import RunningDaemon, daemon
 from tests.faults.fuse_disk import Disk
 
-BODY = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+BODY = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
 class Clocks:
@@ -79,8 +81,29 @@ def _evict(running: RunningDaemon) -> None:
     assert running.admin.post("/expertd/evict", json={"all": True}).status_code == 200
 
 
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the daemon tells systemd, with a watchdog of two seconds."""
+    path, messages = tmp_path / "notify.sock", []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(path))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+
+        def listen() -> None:
+            while (message := listening.recv(65536).decode()) != "END":
+                messages.append(message)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        yield messages
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ending:
+            ending.sendto(b"END", str(path))
+        thread.join()
+
+
 @pytest.mark.root
-def test_a_disk_that_stands_still_ends_the_request_and_the_daemon(disk: Disk, tmp_path: Path) -> None:
+def test_a_disk_that_stands_still_ends_the_request_and_the_daemon(disk: Disk, tmp_path: Path, told: list[str]) -> None:
     with daemon(disk.path, tmp_path, "--set", "engine.hang_seconds=3") as running:
         assert running.http.post("/v1/completions", json=BODY).status_code == 200
         _evict(running)
@@ -97,6 +120,10 @@ def test_a_disk_that_stands_still_ends_the_request_and_the_daemon(disk: Disk, tm
         assert "Traceback" not in running.log
         saved = list(tmp_path.glob("profiles/*/default.profile"))
         assert len(saved) == 1
+        end = next(n for n, message in enumerate(told) if message.startswith("STOPPING=1"))
+        assert "WATCHDOG=1" in told[:end]
+        assert "WATCHDOG=1" not in told[end:]
+        assert "STATUS=a decode (" in told[end]
         assert json.loads(saved[0].read_bytes().split(b"\n")[0])["tokens"] > 0
     disk.go()
 
