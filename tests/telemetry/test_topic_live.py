@@ -58,7 +58,7 @@ def test_the_topic_changes(model: Path, tmp_path: Path) -> None:
         while found["cause"] != "topic" and time.monotonic() < end:
             d.complete(PROMPTS[turn % len(PROMPTS)], 40)
             found, turn = d.verdict(), turn + 1
-    if found["cause"] == "contention" or found["figures"].get("io_share", 0.0) < 0.4:
+    if found["cause"] in ("contention", "pressure") or found["figures"].get("io_share", 0.0) < 0.4:
         pytest.skip(f"this machine is too busy, or its disk too fast, to show it: {found['sentence']}")
     assert found["cause"] == "topic", (before, found)
     assert "usual" in found["sentence"]
