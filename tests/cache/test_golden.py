@@ -99,6 +99,17 @@ def test_auto_loses_to_no_policy_by_more_than_a_point() -> None:
             assert golden["auto"][at][0] <= best + requests // 100
 
 
+@pytest.mark.traces
+@pytest.mark.parametrize("name", SHARED)
+def test_auto_loses_to_no_policy_by_more_than_a_point_on_large_models(shared_traces: Path, name: str) -> None:
+    trace = load_trace(shared_traces / f"{name}.route.csv")
+    golden = json.loads(GOLDEN.read_text())[name]["auto"]
+    requests = sum(len(set(r.ids)) for r in trace.routes)
+    for percent in (10, 50):
+        best = min(run(trace, policy, percent)[0] for policy in POLICIES)
+        assert golden[PERCENTS.index(percent)][0] <= best + requests // 100
+
+
 def _write() -> None:
     golden = {name: figures(load_trace(DATA / f"{name}.trace"), OWN) for name in ("chat", "code", "mixed")}
     shared = Path(__file__).resolve().parents[3] / "shared" / "traces"
