@@ -134,6 +134,8 @@ class Caretaker:
 
     def ended(self, n_tokens: int) -> None:
         self._serves(False)
+        if n_tokens and self.keeper is not None:
+            self.keeper.served = True
         if self.profiles is not None:
             self.profiles.end(n_tokens)
 

@@ -48,6 +48,8 @@ class Keeper:
         self._sampler = Sampler()
         self._auto_pins = AutoPins(layout)
         self._auto_job: PinJob | None = None
+        self.served = False
+        """Whether a request was computed. Set by the engine thread."""
         self._said = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="expertd-keeper", daemon=True)
@@ -67,9 +69,10 @@ class Keeper:
 
     @property
     def warm_room_bytes(self) -> int:
-        """Bytes of experts that may be resident when a request comes: the memory there is, less what the engine has
-        reserved for computing and not touched yet."""
-        return max(0, self._controller.target_bytes - self._session.untouched_nbytes())
+        """Bytes of experts that may be resident when a request comes: the memory there is. Before the first one, less
+        what the engine has reserved for computing and not touched yet; later what requests use shows."""
+        untouched = 0 if self.served else self._session.untouched_nbytes()
+        return max(0, self._controller.target_bytes - untouched)
 
     @property
     def pinning(self) -> str:
