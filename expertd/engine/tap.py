@@ -34,8 +34,8 @@ Routed = Callable[[int, list[int], Phase], None]
 
 _PREFIX = b"ffn_moe_topk-"
 _NAME_AT = abi.Tensor.name.offset
-# Eight bytes within the name that only these nodes have there. Nearly all nodes are told by them alone: reading a number
-# takes a third of the time that reading a string does, some 2,000 times a token.
+# Eight bytes within the name that only these nodes have there. Nearly all nodes are told by them alone: reading a
+# number takes a third of the time that reading a string does, some 2,000 times a token.
 _MARK_AT = _NAME_AT + 4
 _MARK = int.from_bytes(_PREFIX[4:12], sys.byteorder)
 _MAX_LAYERS = 1024
