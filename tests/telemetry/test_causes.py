@@ -1,7 +1,7 @@
 """Each cause is made to happen to a real daemon, and its verdict names it.
 
 The built-in model with its experts padded to half a gigabyte; real memory limits, a real disk, real processes. The
-topic that changes is in `test_verdict.py`: on a model this small it has passed before a window ends.
+topic that changes is in `test_topic_live.py`.
 """
 
 from __future__ import annotations
