@@ -11,7 +11,9 @@ arms, each time beginning with another one:
 - rehearsed: `/expertd/rehearse` runs the prompt before it is asked.
 
 An arm's first answer is asked at once; its steady figures are the median of asking the same another five times. After
-the arms come pairs of `expertd warm` without a daemon and a plain read, in order, of as many bytes of the same file.
+the arms `expertd warm` without a daemon takes turns with reading as many bytes of the same file in order, through the
+page cache (as fast as read-ahead is set) and past it (as fast as the disk is); the faster of the two is what warming is
+compared with.
 Prints JSON. What is compared is the caller's to say; medians are in `summary`.
 """
 
@@ -52,11 +54,12 @@ _ASK = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    de
 ARMS = ("none", "profile", "vmtouch", "rehearsed")
 _TOKENS = 32
 _AGAIN = 5
-_BLOCK = 1 << 20
+_BLOCK = 4 << 20
 _READY_SECONDS = 180.0
 _READ = f"""
-import os, sys, time
-fd, left, block = os.open(sys.argv[1], os.O_RDONLY), int(sys.argv[2]), bytearray({_BLOCK})
+import mmap, os, sys, time
+direct = os.O_DIRECT if sys.argv[3] == "direct" else 0
+fd, left, block = os.open(sys.argv[1], os.O_RDONLY | direct), int(sys.argv[2]), mmap.mmap(-1, {_BLOCK})
 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 began = time.perf_counter()
 while left > 0 and (n := os.readv(fd, [block])):
@@ -165,16 +168,18 @@ def _arm(name: str, job: Job) -> dict[str, Any]:
 
 
 def _speeds(job: Job) -> dict[str, float]:
-    """Bytes a second of a warm-up and of a plain read of as many bytes, each from a cold cache in a fresh group."""
+    """Bytes a second of a warm-up and of reads of as many bytes, each from a cold cache in a fresh group."""
     pagecache.drop([job.model])
     words = ["warm", str(job.model), "--local", "--budget", str(job.memory * 2 // 3), "--json"]
     with memory_group(job.memory) as group:
         warmed = json.loads(_output(group, [sys.executable, "-m", "expertd", *words]))
-    pagecache.drop([job.model])
     nbytes = warmed["resident_bytes"] or warmed["target_bytes"]
-    with memory_group(job.memory) as group:
-        seconds = float(_output(group, [sys.executable, "-c", _READ, str(job.model), str(nbytes)]))
-    return {"nbytes": nbytes, "warm": warmed["bytes_per_second"], "sequential": nbytes / seconds}
+    found = {"nbytes": nbytes, "warm": warmed["bytes_per_second"]}
+    for way in ("cached", "direct"):
+        pagecache.drop([job.model])
+        with memory_group(job.memory) as group:
+            found[way] = nbytes / float(_output(group, [sys.executable, "-c", _READ, str(job.model), str(nbytes), way]))
+    return found
 
 
 def _output(group: MemoryGroup, argv: Sequence[str]) -> str:
@@ -204,8 +209,9 @@ def _summary(rows: Sequence[dict[str, Any]], speeds: Sequence[dict[str, float]])
         if name in ("profile", "rehearsed"):
             found[name]["warm_bytes_per_second"] = median(r["warm"]["bytes_per_second"] for r in mine)
     if speeds:
-        found["sequential_bytes_per_second"] = median(s["sequential"] for s in speeds)
-        found["warm_share_of_sequential"] = median(s["warm"] / s["sequential"] for s in speeds)
+        speed = {way: median(s[way] for s in speeds) for way in ("warm", "cached", "direct")}
+        found["bytes_per_second"] = speed
+        found["warm_share_of_sequential"] = speed["warm"] / max(speed["cached"], speed["direct"])
     return found
 
 
@@ -236,7 +242,7 @@ def _said(row: dict[str, Any]) -> dict[str, Any]:
 @click.option("--budget", default="auto", show_default=True, help="As for `expertd serve`.")
 @click.option("--arms", default=",".join(ARMS), show_default=True)
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Times each arm is run.")
-@click.option("--pairs", type=click.IntRange(0), default=5, show_default=True, help="Warm-ups against plain reads.")
+@click.option("--pairs", type=click.IntRange(0), default=5, show_default=True, help="Warm-ups against reads in order.")
 @click.option("--read-ahead", "read_ahead_kib", type=int, metavar="KIB", help="Set the read_ahead_kb meanwhile.")
 @click.option("--work", type=click.Path(path_type=Path), help="Where the model is kept; else it is made and removed.")
 def main(
