@@ -91,9 +91,8 @@ class BusGuard:
         with self._lock:
             if self._mend(address):
                 return
-        # Not ours: the instruction runs again, and now it kills.
-        signal_default = _SigAction()
-        _sigaction(ctypes.byref(signal_default), None)
+        # Not ours: the instruction runs again, and now meets whoever was there before, or kills.
+        _sigaction(ctypes.byref(self._former), None)
 
     def _mend(self, address: int) -> bool:
         if any(start <= address < end for start, end in self._patched):

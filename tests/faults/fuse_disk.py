@@ -70,7 +70,8 @@ def fuse_disk(source: Path, directory: Path) -> Iterator[Disk]:
     )
     assert server.stdout is not None
     try:
-        assert server.stdout.readline() == "done\n", "the FUSE file system could not be mounted"
+        if server.stdout.readline() != "done\n":
+            raise OSError("a FUSE file system cannot be mounted")
         yield Disk(server, directory / FILE_NAME.decode())
     finally:
         server.kill()
