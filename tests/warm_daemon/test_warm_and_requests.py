@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 import pytest
 
+from expertd.bench import pagecache
 from expertd.pages import libc
 from expertd.runtime.service import Service
 from expertd.runtime.steering import Steering
@@ -53,6 +55,10 @@ def test_one_that_stands_aside_reads_nothing_while_a_request_is_computed(serve: 
             steering, actions = _steering(service), service.actions
             steering.serving = True
             made = actions.start_warm(WarmOrder("all", aside=True))
+            for _ in range(3000):
+                if made.phase == "experts":
+                    break
+                await asyncio.sleep(0.02)
             for _ in range(10):
                 steering.evict([0])
                 await asyncio.sleep(0.02)
@@ -68,7 +74,10 @@ def test_one_that_stands_aside_reads_nothing_while_a_request_is_computed(serve: 
     asyncio.run(warm())
 
 
-def test_a_request_in_the_middle_of_it_finds_no_expert_that_is_only_promised(serve: Serve) -> None:
+def test_a_request_in_the_middle_of_it_finds_no_expert_that_is_only_promised(serve: Serve, model: Path) -> None:
+    if pagecache.drop([model]):
+        pytest.skip("the file system under the temporary directory does not drop pages (tmpfs)")
+
     async def warm() -> None:
         async with serve(budget_share=0.5, warm_level="dense") as service:
             steering = _steering(service)
