@@ -13,7 +13,16 @@ import httpx
 from tests.daemon.conftest import RunningDaemon, daemon
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-OPTIONS = ("--set", "profile.save_seconds=0.2s", "--set", "warm.ready_requires=warm", "--budget", "30%")
+OPTIONS = (
+    "--threads",
+    "1",
+    "--set",
+    "profile.save_seconds=0.2s",
+    "--set",
+    "warm.ready_requires=warm",
+    "--budget",
+    "30%",
+)
 
 
 def _answer(http: httpx.Client) -> str:

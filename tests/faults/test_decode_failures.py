@@ -34,7 +34,7 @@ def weights(demo_model: Path) -> Iterator[LoadedModel]:
 
 @pytest.fixture
 def bench(weights: LoadedModel) -> Iterator[Bench]:
-    made = make_bench(weights, n_ctx=256)
+    made = make_bench(weights, n_ctx=256, threads=1)
     yield made
     made.context.close()
 
@@ -99,7 +99,7 @@ from tests.daemon.conftest import daemon
 from tests.engine.conftest import make_bench
 start_backend()
 model = LoadedModel(EngineSettings(Path(sys.argv[1])))
-bench = make_bench(model, saved=1 << 30, n_ctx=1024, kv_type="f32")
+bench = make_bench(model, saved=1 << 30, n_ctx=1024, kv_type="f32", threads=1)
 first, second = "Once upon a time. " * 40, "What is the capital of France?"
 alone = bench.run(second, 12)[0]
 long = bench.run(first, 4)[0]
@@ -133,7 +133,7 @@ def test_a_conversation_that_memory_has_no_room_for_is_not_kept(demo_model: Path
 def test_a_daemon_that_gets_no_more_memory_serves_on(demo_model: Path, tmp_path: Path) -> None:
     """Its address space may not grow by a byte: an answer is right or an error, and all are right afterwards."""
     body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-    with daemon(demo_model, tmp_path) as running:
+    with daemon(demo_model, tmp_path, "--threads", "1") as running:
         text = running.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
         _, hard = resource.prlimit(running.process.pid, resource.RLIMIT_AS)
         resource.prlimit(running.process.pid, resource.RLIMIT_AS, (64 << 20, hard))

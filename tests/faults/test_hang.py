@@ -104,7 +104,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
 @pytest.mark.root
 def test_a_disk_that_stands_still_ends_the_request_and_the_daemon(disk: Disk, tmp_path: Path, told: list[str]) -> None:
-    with daemon(disk.path, tmp_path, "--set", "engine.hang_seconds=3") as running:
+    with daemon(disk.path, tmp_path, "--threads", "1", "--set", "engine.hang_seconds=3") as running:
         assert running.http.post("/v1/completions", json=BODY).status_code == 200
         _evict(running)
         disk.stop()
@@ -138,7 +138,7 @@ def _codes(lines: list[str], answer: httpx.Response) -> list[str]:
 
 @pytest.mark.root
 def test_a_disk_that_is_merely_slow_is_waited_for(disk: Disk, tmp_path: Path) -> None:
-    with daemon(disk.path, tmp_path, "--set", "engine.hang_seconds=3600") as running:
+    with daemon(disk.path, tmp_path, "--threads", "1", "--set", "engine.hang_seconds=3600") as running:
         whole = running.http.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
         _evict(running)
         disk.stop()
@@ -151,7 +151,7 @@ def test_a_disk_that_is_merely_slow_is_waited_for(disk: Disk, tmp_path: Path) ->
 @pytest.mark.root
 def test_a_load_from_a_disk_that_stands_still_ends_with_a_line(disk: Disk, tmp_path: Path) -> None:
     disk.stop()
-    with daemon(disk.path, tmp_path, "--set", "engine.hang_seconds=2", ready=False) as running:
+    with daemon(disk.path, tmp_path, "--threads", "1", "--set", "engine.hang_seconds=2", ready=False) as running:
         assert running.process.wait(60) == 1
         assert "the load (loading) stands still" in running.log
     disk.go()

@@ -33,7 +33,7 @@ def _one_error(running: RunningDaemon, words: str) -> None:
 def test_a_file_that_is_overwritten_in_place_ends_the_answer_with_an_error(model: Path, tmp_path: Path) -> None:
     size = model.stat().st_size
     codes, finished, events = [], False, 0
-    with daemon(model, tmp_path) as running:
+    with daemon(model, tmp_path, "--threads", "1") as running:
         with running.http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
             for line in answer.iter_lines():
                 if not line.startswith("data: {"):
@@ -59,7 +59,7 @@ def _replace(model: Path) -> None:
 
 
 def test_a_daemon_that_does_not_steer_notices_at_the_next_request(model: Path, tmp_path: Path) -> None:
-    with daemon(model, tmp_path, "--steering", "off") as running:
+    with daemon(model, tmp_path, "--threads", "1", "--steering", "off") as running:
         short = {**BODY, "max_tokens": 5}
         assert running.http.post("/v1/completions", json=short).status_code == 200
         _replace(model)

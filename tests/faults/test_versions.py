@@ -140,7 +140,7 @@ def test_a_daemon_after_a_downgrade(demo_model: Path, tmp_path: Path) -> None:
     (directory / "default.profile").write_bytes(NEWER)
     (directory / "later.profile").write_bytes(LATER)
     (tmp_path / "routes.trace").write_bytes(NEWER_TRACE)
-    with daemon(demo_model, tmp_path, "--set", "trace.enabled=true") as running:
+    with daemon(demo_model, tmp_path, "--threads", "1", "--set", "trace.enabled=true") as running:
         body = {"prompt": "Once upon a time", "max_tokens": 5, "temperature": 0}
         assert running.http.post("/v1/completions", json=body).status_code == 200
         names = {p["name"]: p["tokens"] for p in running.admin.get("/expertd/profiles").json()["profiles"]}
