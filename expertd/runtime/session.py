@@ -234,11 +234,15 @@ def open_session(
         session.pin_budget_bytes = pin_budget(settings, layout)
         session.pins_are_auto = settings.pin_budget is None and settings.pin_budget_share is None
         steering.worker.start()
-        steering.pager.calibrate()
-        learnt(session)
-        known = _adopt(steering)
-        if settings.warm_level != "none":
-            _bring_in_dense(session, settings, report)
+        try:
+            steering.pager.calibrate()
+            learnt(session)
+            known = _adopt(steering)
+            if settings.warm_level != "none":
+                _bring_in_dense(session, settings, report)
+        except ExpertdError:
+            session.close()
+            raise
         if known:
             steering.sweep()
     for note in session.notes:
