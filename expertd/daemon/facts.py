@@ -110,14 +110,20 @@ def _cache(service: Service) -> CacheFacts:
 
 def _pager(service: Service) -> PagerFacts:
     steering = service.steering
+    unreadable = service.session.guard.mended if service.session is not None else 0
     if steering is None:
-        return PagerFacts()
+        return PagerFacts(io_errors={"read": unreadable})
     c = steering.pager.counters
     return PagerFacts(
         fetch_seconds=_histogram(service.stats.fetch_seconds),
         fetch_nbytes=c.fetch_bytes,
         wait_seconds=(c.fetch_ns + c.wait_ns) / 1e9,
-        io_errors={"fetch": steering.pager.fetch_errors, "evict": c.evict_errors, "wait": c.wait_errors},
+        io_errors={
+            "fetch": steering.pager.fetch_errors,
+            "evict": c.evict_errors,
+            "wait": c.wait_errors,
+            "read": unreadable,
+        },
         pin_failures=dict(c.lock_errors),
     )
 

@@ -74,6 +74,11 @@ class BusGuard:
     def installed(self) -> bool:
         return self._installed
 
+    @property
+    def mended(self) -> int:
+        """Ranges of zeros that stand in for what could not be read."""
+        return len(self._patched)
+
     def check(self) -> None:
         """Raise ModelChangedError, or ModelReadError, after a fault. Costs an attribute read."""
         if self._fault is not None:

@@ -118,6 +118,7 @@ if sys.argv[2] == "guarded":
     assert guard.installed
 base, size = mapping.files[0].base, mapping.files[0].nbytes
 guard.check()
+assert guard.mended == 0
 os.truncate(path, 100_000)
 read = ctypes.CDLL(None).memchr
 read.argtypes, read.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
@@ -131,6 +132,7 @@ try:
     guard.check()
 except ModelChangedError as error:
     print(error.line())
+assert guard.mended == 1
 guard.close()
 """
 
