@@ -61,6 +61,15 @@ def reason(code: int, nbytes: int) -> str:
     return "other"
 
 
+def refusal_words(why: str) -> str:
+    """One of LOCK_REASONS in a sentence's words."""
+    if why != "limit":
+        return "memory is too short to bring it in" if why == "memory" else "the kernel refused to lock it"
+    limit = lock_limit()
+    most = "none" if limit is None else format_size(limit)
+    return f"the limit on locked memory is {most}; raise LimitMEMLOCK or ulimit -l"
+
+
 def lock_limit() -> int | None:
     """RLIMIT_MEMLOCK in bytes, None when unlimited or when CAP_IPC_LOCK lifts it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

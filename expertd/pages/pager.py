@@ -74,6 +74,8 @@ class Pager:
         self.held = bytearray(layout.n_layers * layout.n_experts)
         self.locks = PageLocks(libc.PAGE)
         self._pinned: set[int] = set()
+        self.lock_refusal = ""
+        """The reason of the last lock that the kernel refused, one of LOCK_REASONS."""
         self._n = layout.n_experts
         self._tensors: list[tuple[_Tensor, ...]] = [()] * layout.n_layers
         for moe in layout.layers:
@@ -370,7 +372,8 @@ class Pager:
         return code == 0
 
     def _refused(self, code: int, nbytes: int) -> None:
-        self.counters.lock_errors[reason(code, nbytes)] += 1
+        self.lock_refusal = reason(code, nbytes)
+        self.counters.lock_errors[self.lock_refusal] += 1
 
     def lock_extents(self, extents: Iterable[Extent]) -> LockReport:
         """Read in and lock ranges (the dense weights) as far as the limit lets; the rest stays readable, unlocked."""

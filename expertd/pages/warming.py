@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from expertd.pages import libc, ranges, residency
 from expertd.pages.mapping import MappedFile
+from expertd.pages.locks import refusal_words
 from expertd.pages.pager import Pager
 from expertd.types import ExpertLayout, Extent
 from expertd.units import format_size
@@ -123,7 +124,7 @@ def warm_steps(pager: Pager, plan: WarmPlan, progress: WarmProgress, *, pin: boo
             if len(locked) < len(batch):
                 pin = False
                 left = sum(sizes[e] for e in plan.experts) - sum(sizes[e] for e in pager.pinned)
-                progress.skipped.append(Skip("locks of experts", left, "the limit on locked memory"))
+                progress.skipped.append(Skip("locks of experts", left, refusal_words(pager.lock_refusal)))
     yield from reads.finish()
     yield from _read_what_is_missing(pager, plan, progress)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from expertd.errors import RequestError, StateError
-from expertd.pages.locks import lock_limit, locked_by_kernel
+from expertd.pages.locks import locked_by_kernel, refusal_words
 from expertd.pages.warming import Skip
 from expertd.pages.worker import Kind, Ticket
 from expertd.runtime import warmup
@@ -38,6 +38,8 @@ class PinJob:
     experts: list[int]
     got: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
+    why: str = ""
+    """Why it was refused."""
     ticket: Ticket | None = None
 
     def steps(self) -> Iterator[None]:
@@ -48,6 +50,7 @@ class PinJob:
             self.got += done
             if len(done) < len(part):
                 self.refused = self.experts[i + len(done) :]
+                self.why = refusal_words(self.steering.pager.lock_refusal)
                 self.steering.unpin(self.refused)
                 return
             yield
@@ -87,7 +90,7 @@ class Actions:
         job, skipped = self.begin_pin(chosen)
         _wait(job.ticket)
         if job.refused:
-            skipped.append(self._skip(job.refused, f"the limit on locked memory ({self._limit_words()})"))
+            skipped.append(self._skip(job.refused, job.why))
         return {
             "pinned": self._part(job.got), "skipped": [s.json() for s in skipped], "locked_bytes": locked_by_kernel(),
             **self._totals(),
@@ -124,10 +127,7 @@ class Actions:
             self._warned = True
             wanted = self._skip(job.experts, "").nbytes
             got = self._skip(job.got, "").nbytes
-            log.warning(
-                "pinned %s of %s wanted: the limit on locked memory is %s; raise LimitMEMLOCK or ulimit -l",
-                format_size(got), format_size(wanted), self._limit_words(),
-            )  # fmt: skip
+            log.warning("pinned %s of %s wanted: %s", format_size(got), format_size(wanted), job.why)
 
     def unpin(self, selection: Selection) -> dict[str, Any]:
         """Gives pins up; the experts stay resident. Nothing narrowed down means all pins."""
@@ -204,7 +204,7 @@ class Actions:
             job, skipped = self.begin_pin(made.experts)
             _wait(job.ticket)
             if job.refused:
-                skipped.append(self._skip(job.refused, f"the limit on locked memory ({self._limit_words()})"))
+                skipped.append(self._skip(job.refused, job.why))
             made.locked_bytes = self._skip(job.got, "").nbytes
             made.skipped += [Skip(f"locks of {s.what}", s.nbytes, s.why) for s in skipped]
         return True
@@ -222,10 +222,6 @@ class Actions:
             "pinned_total": {"experts": pinned, "bytes": nbytes},
             "pin_limit_bytes": self._pin_limit(), "resident_bytes": resident,
         }  # fmt: skip
-
-    def _limit_words(self) -> str:
-        limit = lock_limit()
-        return "none" if limit is None else format_size(limit)
 
 
 def _told(made: WarmUp) -> Iterator[float | None]:

@@ -57,7 +57,7 @@ def test_it_starts_pins_what_the_limit_allows_and_says_so_once(model: Path) -> N
     assert 7 << 20 < found["locked"] <= 8 << 20
     assert found["counted"] == found["locked"]
     assert found["pinned"] == found["answers"][0]["pinned"]["bytes"] > 0
-    assert any("limit on locked memory (8.0 MiB)" in s["why"] for s in found["answers"][0]["skipped"])
+    assert any("limit on locked memory is 8.0 MiB" in s["why"] for s in found["answers"][0]["skipped"])
     assert found["failures"]["limit"] > 0
     assert found["failures"]["memory"] == found["failures"]["other"] == 0
     assert done.stderr.count("the limit on locked memory is 8.0 MiB") == 1
