@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from expertd.pages import libc, ranges, residency
-from expertd.pages.mapping import MappedFile
 from expertd.pages.locks import refusal_words
+from expertd.pages.mapping import MappedFile
 from expertd.pages.pager import Pager
 from expertd.types import ExpertLayout, Extent
 from expertd.units import format_size
