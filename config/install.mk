@@ -17,7 +17,7 @@ install: install-package install-files
 
 install-package:
 	$(INSTALL_PYTHON) -m venv $(PACKAGEDIR)
-	$(PACKAGEDIR)/bin/pip install --quiet --find-links .whl .
+	$(PACKAGEDIR)/bin/pip install --quiet --disable-pip-version-check -c .ci/constraints.txt .
 	mkdir -p $(PREFIX)/bin
 	ln -sf $(PACKAGEDIR)/bin/expertd $(PREFIX)/bin/expertd
 
@@ -36,6 +36,8 @@ uninstall: uninstall-files
 	@echo "Kept: $(SYSCONFDIR)/expertd (configuration) and /var/lib/expertd (profiles)"
 
 uninstall-files:
-	@if [ -d /run/systemd/system ]; then systemctl disable --now expertd.service 2>/dev/null || true; fi
+	@if [ -d /run/systemd/system ]; then systemctl stop expertd.service 'expertd@*' 'expertd-warm@*' 2>/dev/null || true; fi
+	@test ! -d $(SYSCONFDIR)/systemd/system || \
+	  find $(SYSCONFDIR)/systemd/system -type l -path '*.wants/expertd*.service' -delete
 	rm -f $(addprefix $(UNITDIR)/,$(UNITS)) $(SYSUSERSDIR)/expertd.conf
 	rm -rf $(PREFIX)/share/doc/expertd

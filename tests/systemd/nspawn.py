@@ -1,11 +1,11 @@
 """Boots a real systemd in a container and puts the shipped units through a service's life.
 
-    python tests/systemd/nspawn.py [--root DIRECTORY]
+    python -m tests.systemd.nspawn [--root DIRECTORY]
 
 Needs root, Linux namespaces, and Debian's packages debootstrap and systemd-container. The container is a minimal Debian
-12 made in DIRECTORY (a temporary one without the option, which is removed afterwards); this checkout and the Python
-packages it runs with are mounted into it read-only. One line is printed for each thing that is checked; exits 1 where
-one does not hold.
+12 made in DIRECTORY (a temporary one without the option, which is removed afterwards); `make install` installs this
+checkout in it, with wheels of the packages that it runs with here. One line is printed for each thing that is checked;
+exits 1 where one does not hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,134 +22,48 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[2]
-PACKAGES = "systemd,systemd-sysv,dbus,procps,libgomp1,libstdc++6,python3"
-# nspawn forbids locking memory and looking into the page cache, which a machine's own systemd does not.
-CALLS = ["--system-call-filter=@memlock mincore cachestat"]
-WRAPPER = """#!/usr/bin/python3
-import sys
-sys.path[:0] = ["/opt/expertd/src", "/opt/expertd/site"]
-from expertd.cli import main
-main()
-"""
-ENVIRONMENT = [
-    "env",
-    "--ignore-environment",
-    "HOME=/root",
-    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-]
+from tests.systemd.container import REPO, SOURCE, WHEELS, Container, Failed, expect, free_port, make_root, wait_for
+from tests.systemd.wheels import pack_all
+
 API_KEY, ADMIN_KEY = "an-api-key-of-the-test", "an-admin-key-of-the-test"
+OFFLINE = [
+    "env",
+    "PIP_NO_INDEX=1",
+    f"PIP_FIND_LINKS={WHEELS}",
+    "PIP_DISABLE_PIP_VERSION_CHECK=1",
+    "PIP_ROOT_USER_ACTION=ignore",
+]
+MAKE = [*OFFLINE, "make", "--no-print-directory", "-C", SOURCE]
 
 
-class Failed(Exception):
-    """Something does not hold; the message says what was found."""
-
-
-class Container:
-    """A booted container. `run` executes in it."""
-
-    def __init__(self, root: Path) -> None:
-        site = Path(next(p for p in sys.path if p.endswith("site-packages")))
-        self._log = (root.parent / "console.log").open("wb")
-        command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--boot", f"--directory={root}"]
-        binds = [f"--bind-ro={REPO / 'expertd'}:/opt/expertd/src/expertd", f"--bind-ro={site}:/opt/expertd/site"]
-        self._nspawn = subprocess.Popen(
-            [*command, *binds, *CALLS, "--console=pipe"], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
-        )
-        self._leader = 0
-        wait_for("the container's first process", self._find_leader, 30)
-        wait_for("the end of the boot", self._booted, 60)
-
-    def _find_leader(self) -> bool:
-        if self._nspawn.poll() is not None:
-            raise Failed(f"systemd-nspawn ended: {Path(self._log.name).read_text(errors='replace')[-500:]}")
-        children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
-        self._leader = int(children[0]) if children else 0
-        return bool(children)
-
-    def _booted(self) -> bool:
-        return self.run("systemctl", "is-system-running", check=False).strip() in ("running", "degraded")
-
-    def run(self, *command: str, check: bool = True, stdin: str = "") -> str:
-        """What a command printed to both streams."""
-        inside = ["nsenter", f"--target={self._leader}", "--all", "--root", "--wd", "--", *ENVIRONMENT, *command]
-        done = subprocess.run(
-            inside, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
-        )
-        if check and done.returncode:
-            raise Failed(f"{' '.join(command)}: {done.stdout.strip()[-400:]}")
-        return done.stdout
-
-    def show(self, unit: str, *names: str) -> list[str]:
-        """Properties of a unit."""
-        return [self.run("systemctl", "show", "--value", f"--property={name}", unit).strip() for name in names]
-
-    def journal(self, unit: str) -> str:
-        return self.run("journalctl", "--quiet", "--no-pager", "--output=short-monotonic", "--boot", f"--unit={unit}")
-
-    def stop(self) -> None:
-        """Powers it off."""
-        self.run("systemctl", "poweroff", check=False)
-        try:
-            self._nspawn.wait(20)
-        except subprocess.TimeoutExpired:
-            self._nspawn.kill()
-            self._nspawn.wait()
-        self._log.close()
-
-
-def wait_for(what: str, condition: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise Failed(f"{what} did not come within {seconds:.0f} s")
-        time.sleep(0.2)
-
-
-def expect(condition: bool, found: object) -> None:
-    if not condition:
-        raise Failed(f"found {found!r}")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def make_root(root: Path) -> None:
-    """A minimal Debian, once."""
-    if not (root / "usr/lib/systemd/systemd").exists():
-        command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode:
-            raise Failed(f"debootstrap: {done.stdout[-400:]}")
-
-
-def install(root: Path) -> None:
-    """What `make install` lays, with a starter in place of the virtual environment."""
-    starter = root / "usr/local/bin/expertd"
-    starter.write_text(WRAPPER)
-    starter.chmod(0o755)
-    for directory in ("etc/expertd", "etc/sysusers.d", "srv/models"):
-        (root / directory).mkdir(parents=True, exist_ok=True)
-    for name in ("expertd.service", "expertd@.service", "expertd-warm@.service"):
-        shutil.copy(REPO / "systemd" / name, root / "etc/systemd/system" / name)
-    shutil.copy(REPO / "systemd/expertd.sysusers", root / "etc/sysusers.d/expertd.conf")
-    model = root / "srv/models/tiny.gguf"
-    shutil.copyfile(REPO / "expertd/data/tiny-moe-q4_0.gguf", model)
-    model.chmod(0o644)
-    for leftover in ("etc/systemd/system/expertd.service.d", "var/lib/private", "var/log/journal", "etc/credstore"):
+def prepare(root: Path) -> None:
+    """A model, and nothing that an earlier run left."""
+    for leftover in ("etc/systemd/system/expertd.service.d", "var/lib/private", "var/lib/expertd", "var/log/journal"):
+        path = root / leftover
+        path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+    for leftover in ("etc/credstore", "etc/expertd", "usr/local"):
         shutil.rmtree(root / leftover, ignore_errors=True)
     (root / "etc/credstore").mkdir(mode=0o700)
-    # The shipped 30 s would make the test long; nothing else of the unit is changed.
-    drop_in(root, "watchdog", "[Service]\nWatchdogSec=4\n")
+    model = root / "srv/models/tiny.gguf"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(REPO / "expertd/data/tiny-moe-q4_0.gguf", model)
+    model.chmod(0o644)
 
 
 def drop_in(root: Path, name: str, text: str) -> None:
     directory = root / "etc/systemd/system/expertd.service.d"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{name}.conf").write_text(text)
+
+
+def files(root: Path) -> set[str]:
+    """What lies where an installation may put something."""
+    return {
+        str(path.relative_to(root))
+        for top in ("etc", "srv", "usr", "var/lib")
+        for path in (root / top).rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
 
 
 class Life:
@@ -160,6 +73,8 @@ class Life:
         self.root, self.box = root, container
         self.port = free_port()
         self.pid = ""
+        self.before = files(root)
+        """What was there before the installation."""
 
     def configure(
         self, name: str = "expertd", *, port: int | None = None, extra: str = "", level: str = "info"
@@ -185,7 +100,6 @@ level = "{level}"
 
     def get(self, path: str, *headers: str, body: str = "", port: int | None = None) -> tuple[int, str]:
         """(status, body) of a request from outside the container, which shares the loopback; status 0 without one."""
-        url = f"http://127.0.0.1:{port or self.port}{path}"
         given = dict(header.split(": ", 1) for header in headers)
         if body:
             given["Content-Type"] = "application/json"
@@ -205,6 +119,18 @@ level = "{level}"
     def status_field(self, name: str) -> str:
         text = self.box.run("cat", f"/proc/{self.main_pid()}/status")
         return next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith(f"{name}:"))
+
+    def is_installed_by_make(self) -> None:
+        """make install builds the package and lays it, the units, the group and the configuration"""
+        said = self.box.run(*MAKE, "install")
+        expect("systemctl enable --now expertd" in said and "WARNING" not in said, said)
+        expect("expertd" in self.box.run("expertd", "version"), "version")
+        expect("expertd-admin" in self.box.run("getent", "group", "expertd-admin"), "group")
+        self.box.run("expertd", "config", "check")
+        for unit in ("expertd.service", "expertd@.service", "expertd-warm@.service"):
+            expect(unit in self.box.run("systemctl", "list-unit-files", unit), unit)
+        # The shipped 30 s would make the test long; nothing else of the unit is changed.
+        drop_in(self.root, "watchdog", "[Service]\nWatchdogSec=4\n")
 
     def starts_and_is_ready_when_start_returns(self) -> None:
         """systemctl start returns when the daemon is ready, and not before"""
@@ -353,6 +279,28 @@ level = "{level}"
         self.box.run("systemctl", "stop", unit)
         expect(self.box.show(unit, "Result") == ["success"], self.box.journal(unit)[-400:])
 
+    def is_uninstalled_by_make(self) -> None:
+        """make uninstall stops what runs and leaves the configuration and the state, and nothing else"""
+        self.configure("one", port=free_port())
+        self.box.run("systemctl", "enable", "--now", "expertd", "expertd@one")
+        pids = [self.main_pid(), self.main_pid("expertd@one")]
+        body = json.dumps({"prompt": "The", "max_tokens": 8, "ignore_eos": True})
+        expect(self.get("/v1/completions", body=body)[0] == 200, "no answer")
+        self.box.run(*MAKE, "uninstall")
+        for pid in pids:
+            expect(not self.box.run("ps", "--no-headers", "-p", pid, check=False).strip(), f"{pid} runs")
+        listed = self.box.run("systemctl", "list-units", "--all", "--no-legend", "expertd*", check=False)
+        expect(not listed.strip(), listed)
+        kept = ("etc/expertd/", "etc/systemd/system/expertd.service.d/", "var/lib/private/expertd", "var/lib/expertd")
+        left = sorted(
+            name
+            for name in files(self.root) - self.before
+            if ("expertd" in name or name.startswith("usr/local/")) and not name.startswith(kept)
+        )
+        expect(not left, left)
+        expect((self.root / "etc/expertd/expertd.toml").exists(), "the configuration is gone")
+        expect(any((self.root / "var/lib/private/expertd").rglob("*.profile")), "the profiles are gone")
+
     def rest(self) -> None:
         """Everything stopped, the configuration sound."""
         self.box.run("systemctl", "stop", "expertd", "expertd@*", "expertd-warm@*", check=False)
@@ -363,6 +311,7 @@ level = "{level}"
 
     def checks(self) -> Iterator[Callable[[], None]]:
         """First those of one running daemon, then those that start their own."""
+        yield self.is_installed_by_make
         yield self.starts_and_is_ready_when_start_returns
         yield self.says_its_status
         yield self.runs_as_a_dynamic_user_without_capabilities
@@ -380,18 +329,18 @@ level = "{level}"
             self.runs_two_instances,
             self.reads_models_below_home_with_the_drop_in,
             self.warms_and_holds_without_the_daemon,
+            self.is_uninstalled_by_make,
         ):
             self.rest()
             yield check
 
 
-def live(root: Path) -> list[str]:
+def live(root: Path, wheels: Path) -> list[str]:
     """Boots, checks, powers off; the failures as lines."""
-    install(root)
-    container = Container(root)
+    prepare(root)
+    container = Container(root, wheels)
     failures = []
     try:
-        container.run("systemd-sysusers")
         life = Life(root, container)
         for check in life.checks():
             try:
@@ -417,7 +366,9 @@ def main() -> int:
         root.parent.mkdir(parents=True, exist_ok=True)
         try:
             make_root(root)
-            return 1 if live(root) else 0
+            wheels = Path(temporary) / "wheels"
+            pack_all(wheels)
+            return 1 if live(root, wheels) else 0
         except Failed as error:
             print(f"FAIL  {error}")
             return 1
