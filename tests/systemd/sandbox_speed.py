@@ -1,6 +1,6 @@
 """What the shipped sandbox costs: the same decode with it and without, in turn.
 
-    python -m tests.systemd.sandbox_speed --root DIRECTORY [--rounds 6] [--tokens 300] [--budget 60%]
+    python -m tests.systemd.sandbox_speed --root DIRECTORY [--rounds 6] [--tokens 300] [--budget 25%]
 
 In the container of `nspawn.py`: `make install`, then rounds of two starts. One is `systemctl start expertd`, the unit
 as shipped; the other a transient service with the same executable and configuration, as an ordinary user and with
@@ -128,7 +128,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, required=True, help="Where the container is made, and kept.")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--budget", default="60%")
+    parser.add_argument("--budget", default="25%")
     given = parser.parse_args()
     given.root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
