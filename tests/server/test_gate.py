@@ -174,6 +174,25 @@ def test_connections_are_limited(start_server: Start) -> None:
         sock.close()
 
 
+def test_who_never_finishes_a_request_makes_room(start_server: Start) -> None:
+    server = start_server(Double(), max_connections=3, header_seconds=60)
+    beginnings = (b"", b"GET /li", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+    opened = []
+    for beginning in beginnings:
+        opened.append(server.connect())
+        opened[-1].sendall(beginning)
+    with server.local() as http:
+        assert http.get("/livez").status_code == 200, "the socket has room of its own"
+    for longest_waiting in opened[: len(beginnings)]:
+        with server.connect() as sock:
+            sock.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+        assert longest_waiting.recv(10) == b""
+        opened.append(server.connect())
+    for sock in opened:
+        sock.close()
+
+
 def test_request_ids(start_server: Start) -> None:
     server = start_server(Double())
     with server.client() as http:
