@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -45,9 +46,14 @@ _SWITCH_SECONDS = 0.0005
 5 ms would let a busy event loop hold each of them up for as long."""
 
 
+_DESCRIPTORS = 65_536
+"""As in the unit. A shell's soft limit is often 1,024, which as many connections would use up."""
+
+
 def run(config: Config, reload: Callable[[], Config]) -> int:
     """Runs the daemon; returns its exit code."""
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _allow_descriptors()
     # A crash inside llama.cpp is over before anything can be logged: at least what ran is said.
     faulthandler.enable(all_threads=False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -59,6 +65,13 @@ def run(config: Config, reload: Callable[[], Config]) -> int:
             sys.stdout.flush()
             os._exit(code)
         return code
+
+
+def _allow_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Daemon:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -27,6 +28,9 @@ from expertd.server.settings import ServerSettings
 
 _BACKLOG = 512
 _KEEPALIVE_SECONDS = 30
+_DESCRIPTORS_FOR_FILES = 128
+"""What connections leave of the descriptors that a process may have: for the model, profiles, locks and the loop."""
+_LEAST_CONNECTIONS = 16
 
 
 class ListenError(ExpertdError):
@@ -131,7 +135,7 @@ class _Server(uvicorn.Server):
 def _config(app: ASGIApp, settings: ServerSettings, *, tls: bool) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http=limited_protocol(settings.header_seconds, settings.body_seconds, settings.max_connections),
+        http=limited_protocol(settings.header_seconds, settings.body_seconds, _most_connections(settings)),
         ws="none",
         lifespan="on" if tls else "off",
         log_config=None,
@@ -146,6 +150,14 @@ def _config(app: ASGIApp, settings: ServerSettings, *, tls: bool) -> uvicorn.Con
     if tls and settings.tls_certificate is not None:
         config.ssl = _tls(settings.tls_certificate, settings.tls_key)
     return config
+
+
+def _most_connections(settings: ServerSettings) -> int:
+    """Of one listener. A daemon that has no descriptor left cannot save what it learned either."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return settings.max_connections
+    return min(settings.max_connections, max(_LEAST_CONNECTIONS, limit - _DESCRIPTORS_FOR_FILES))
 
 
 def _tls(certificate: Path, key: Path | None) -> ssl.SSLContext:

@@ -126,6 +126,8 @@ def run(directory: Path, n_kills: int, seed: int, n_connections: int, only: set[
             "unfinished requests",
             lambda: troubles.never_finished(model, at, reference, n_connections, bodies=not small),
         )
+        siege = directory / "siege"
+        chaos.step("siege", lambda: troubles.besieged(model, siege, reference, n_connections))
     return chaos
 
 

@@ -21,6 +21,8 @@ from tests.chaos.kills import aside
 from tests.chaos.subject import LONG, SHORT, Footprint, Subject, expect, subject, wait_for
 
 HOG = Path(__file__).with_name("hog.py")
+DESCRIPTORS_FOR_FILES, LEAST_ROOM = 128, 16
+"""What the daemon keeps for files, and the connections that it takes however few descriptors there are."""
 FAKETIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
 
 
@@ -228,3 +230,24 @@ def never_finished(model: Path, directory: Path, reference: tuple[str, str], n: 
         found = nothing_leaked(daemon, before)
         daemon.stop()
         return f"{n} connections, {most} descriptors at most, all ended by the daemon; {found}"
+
+
+def besieged(model: Path, directory: Path, reference: tuple[str, str], n: int) -> str:
+    """More connections than it has descriptors for, none of which finishes a request: others are served at once, an
+    answer that runs goes on, and what is learned is saved."""
+    n_room = max(LEAST_ROOM, n // 4)
+    wrap = ["/bin/sh", "-c", f'ulimit -n {DESCRIPTORS_FOR_FILES + n_room} && exec "$@"', "sh"]
+    with subject(model, directory, wrap=wrap) as daemon:
+        daemon.start()
+        before = settled(daemon)
+        with half_open(daemon.port, n, (*BEGINNINGS, *BODIES)) as first:
+            daemon.sound(reference)
+            with decoding(daemon) as stream, half_open(daemon.port, n) as second:
+                n_lines = stream.n_lines
+                wait_for("tokens in the siege", lambda: stream.whole or stream.n_lines > n_lines)
+                wait_for("room to be made", lambda: n_closed(first) + n_closed(second) >= 2 * n - n_room)
+            daemon.sound(reference)
+            wait_for("all saved", daemon.all_saved)
+        found = nothing_leaked(daemon, before)
+        daemon.stop()
+        return f"{2 * n} connections where there is room for {n_room}; {found}"
