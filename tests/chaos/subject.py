@@ -31,7 +31,7 @@ CHAT = {
 }
 SHORT = {**PROMPT, "max_tokens": 4}
 LONG = {**PROMPT, "max_tokens": 900, "stream": True}
-ANONYMOUS_SLACK_KIB = 16_384
+ANONYMOUS_SLACK_KIB = 24_576
 """What a daemon's own memory may differ by: Python's allocator and llama.cpp's buffers settle late."""
 SLACK = 2
 """Descriptors and threads that may come and go: a thread that somebody waited in is kept for the next."""

@@ -98,11 +98,16 @@ port = {self._port}
 
     def report(self) -> dict[str, Any]:
         medians = {arm: statistics.median(rates) for arm, rates in self.rates.items()}
+        pairs = [shut / free for shut, free in zip(self.rates["sandbox"], self.rates["open"], strict=True)]
         return {
             "tokens_per_second": {arm: [round(r, 1) for r in rates] for arm, rates in self.rates.items()},
             "median": {arm: round(median, 1) for arm, median in medians.items()},
             "misses": self.misses,
-            "sandbox_to_open": round(medians["sandbox"] / medians["open"], 4),
+            # The same prompt of the same round: prompts differ in speed more than the arms do.
+            "sandbox_to_open": {
+                "quartiles": [round(q, 3) for q in statistics.quantiles(pairs, n=4)],
+                "pairs": len(pairs),
+            },
         }
 
 
