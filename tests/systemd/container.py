@@ -14,6 +14,8 @@ PACKAGES = "systemd,systemd-sysv,dbus,procps,libgomp1,libstdc++6,make,python3,py
 # nspawn forbids locking memory and looking into the page cache, which a machine's own systemd does not.
 CALLS = ["--system-call-filter=@memlock mincore cachestat"]
 SOURCE, WHEELS = "/opt/expertd/source", "/opt/expertd/wheels"
+MARKER = "etc/expertd-test-1"
+"""In a root that is made; another number where roots of before do not do."""
 ENVIRONMENT = [
     "env",
     "--ignore-environment",
@@ -98,12 +100,13 @@ def free_port() -> int:
 
 
 def make_root(root: Path) -> None:
-    """A minimal Debian, once."""
-    made = (root / "usr/lib/systemd/systemd").exists()
-    if made and not (root / "usr/bin/make").exists():
-        raise Failed(f"{root} was made for an older version of this test: remove it")
-    if not made:
+    """A minimal Debian, once. Failed for a directory that is something else: the test removes files in it."""
+    marker = root / MARKER
+    if not marker.exists():
+        if root.exists() and any(root.iterdir()):
+            raise Failed(f"{root} was not made by this version of the test, or not to its end: remove it")
         command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode:
             raise Failed(f"debootstrap: {done.stdout[-400:]}")
+        marker.touch()
