@@ -74,7 +74,7 @@ class Steering:
         """Evictions that may wait: of two layers of a token, or as many as the reserve holds at least."""
         self._whole = [False] * layout.n_layers
         self._token = 0
-        self._last_eviction = -_CALM_TOKENS
+        self._last_eviction = 0
         self._sampling = False
         self._strays: list[int] = []
 
@@ -114,7 +114,7 @@ class Steering:
         if self._token - self._last_eviction <= _CALM_TOKENS:
             if any(self._whole):
                 self._whole = [False] * len(self._whole)
-        elif self._sampling or self._token == 1:
+        elif self._sampling:
             with self._lock:
                 self._whole = self._whole_layers()
 

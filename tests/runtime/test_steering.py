@@ -151,20 +151,6 @@ def test_a_model_that_is_wholly_resident_is_sampled_not_tapped(serve: Serve) -> 
     assert 0 < splits < 8 * 16
 
 
-@pytest.mark.linux65
-def test_what_is_wholly_resident_at_the_start_is_sampled_from_the_first_token(serve: Serve, big_model: Path) -> None:
-    big_model.read_bytes()
-
-    async def skipped() -> int:
-        async with serve(big_model, budget_share=1.0) as service:
-            await answer(service, PROMPTS[0], 4, ignore_eos=True)
-            tap = service.session.tap  # type: ignore[union-attr]
-            assert tap is not None
-            return tap.counters.skipped
-
-    assert asyncio.run(skipped()) >= 8 * 4
-
-
 def test_a_budget_below_one_tokens_need_is_refused(demo_model: Path) -> None:
     async def start() -> str:
         service = Service(RuntimeSettings(EngineSettings(demo_model, n_ctx=256), steering="on", budget=100_000))
