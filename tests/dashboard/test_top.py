@@ -48,8 +48,7 @@ class Terminal:
         end, seen = time.monotonic() + seconds, ""
         while text not in seen:
             assert time.monotonic() < end, f"{text!r} did not come; the screen got {seen[-2000:]!r}"
-            if select.select([self._fd], [], [], 0.2)[0]:
-                self.raw += os.read(self._fd, 65536).decode(errors="replace")
+            if self._read(0.2):
                 seen = _CODES.sub("", self.raw)
         self.raw = ""
         return seen
@@ -58,11 +57,17 @@ class Terminal:
         os.write(self._fd, key.encode())
 
     def end(self) -> int:
-        """The exit code, once it has ended by itself."""
-        code = self.process.wait(20)
-        while select.select([self._fd], [], [], 0.2)[0]:
-            self.raw += os.read(self._fd, 65536).decode(errors="replace")
-        return code
+        """The exit code, once it has ended by itself. Reads on meanwhile: a full terminal keeps a writer waiting."""
+        end = time.monotonic() + 60.0
+        while self._read(0.2) or self.process.poll() is None:
+            assert time.monotonic() < end, "it did not end"
+        return self.process.wait()
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return False
+        self.raw += os.read(self._fd, 65536).decode(errors="replace")
+        return True
 
     def settings(self) -> list[Any]:
         return termios.tcgetattr(self._inner)
