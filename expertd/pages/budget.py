@@ -6,8 +6,8 @@ memory, KV and compute buffers are what they are.
 
 `BudgetController.step`, on each sample:
 1. The target is what is free or reclaimable where it is scarcest (machine or tightest cgroup), plus the pinned experts
-   (they count as taken there), less dense weights that are not locked, less a reserve. All file pages count as
-   available: those of others that are in use come back by 3.
+   (they count as taken there), less dense weights that are not locked, what a prompt is about to take, and a reserve.
+   All file pages count as available: those of others that are in use come back by 3.
 2. The reserve holds what a step reads before evictions catch up, and what a limit needs to not be touched.
 3. Where the kernel took pages that were needed again (refaults), swapped, or let tasks stall, a margin is added to
    the reserve at once; it melts away, a little at each quiet sample.
@@ -49,6 +49,7 @@ class Sample:
     available_bytes: int
     pinned_bytes: int
     dense_unlocked_bytes: int
+    coming_bytes: int = 0
     refault_bytes: int = 0
     swapped_out_bytes: int = 0
     stall_seconds: float = 0.0
@@ -88,7 +89,7 @@ class BudgetController:
 
     def step(self, sample: Sample) -> int | None:
         """The new budget, or None to leave it. The first sample always gives one."""
-        room = sample.available_bytes + sample.pinned_bytes - sample.dense_unlocked_bytes
+        room = sample.available_bytes + sample.pinned_bytes - sample.dense_unlocked_bytes - sample.coming_bytes
         room -= reserve_for(sample.limit_bytes, self._step)
         self._press(sample, max(room, 0))
         target = self.target_bytes = room - int(self._margin)
@@ -131,8 +132,9 @@ class Sampler:
         self._stall = self._at = 0.0
         self.last: memory.MemorySnapshot | None = None
 
-    def sample(self, pinned_bytes: int, dense_unlocked_bytes: int) -> Sample:
-        """`pinned_bytes`: experts that are locked. `dense_unlocked_bytes`: dense weights that are not."""
+    def sample(self, pinned_bytes: int, dense_unlocked_bytes: int, coming_bytes: int = 0) -> Sample:
+        """`pinned_bytes`: experts that are locked. `dense_unlocked_bytes`: dense weights that are not. `coming_bytes`:
+        anonymous memory that is about to be taken."""
         now, at = memory.snapshot(self._root, self._levels), self._clock()
         reclaimed = memory.reclaim(self._root, self._levels)
         stall = now.pressure.some_seconds if now.pressure is not None else 0.0
@@ -146,6 +148,7 @@ class Sampler:
             available_bytes=now.usable_bytes,
             pinned_bytes=pinned_bytes,
             dense_unlocked_bytes=dense_unlocked_bytes,
+            coming_bytes=coming_bytes,
             refault_bytes=refaulted,
             swapped_out_bytes=0 if first else max(0, reclaimed.swapped_out_bytes - self._before.swapped_out_bytes),
             stall_seconds=max(0.0, stall - self._stall) if ours and not first else 0.0,

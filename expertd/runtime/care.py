@@ -128,14 +128,18 @@ class Caretaker:
         if self.profiles is not None:
             self.profiles.begin(request.profile)
 
+    def prompting(self, n_left: int) -> None:
+        if self.keeper is not None:
+            self.keeper.prompting(n_left)
+
     def _serves(self, serving: bool) -> None:
         if self.actions is not None:
             self.actions.steering.serving = serving
 
     def ended(self, n_tokens: int) -> None:
         self._serves(False)
-        if n_tokens and self.keeper is not None:
-            self.keeper.served = True
+        if self.keeper is not None:
+            self.keeper.prompting(0)
         if self.profiles is not None:
             self.profiles.end(n_tokens)
 

@@ -33,8 +33,10 @@ class Keeper:
     ) -> None:
         assert session.steering is not None
         assert session.mapping is not None
+        assert session.growth is not None
         self._steering, self._mapping = session.steering, session.mapping
         self._session, self._on_lost = session, on_lost
+        self._growth = session.growth
         self._actions, self._window = actions, window
         self.fixed_bytes: int | None = session.fixed_budget_bytes
         """A budget that was asked for; None follows the machine."""
@@ -48,10 +50,9 @@ class Keeper:
         self._sampler = Sampler()
         self._auto_pins = AutoPins(layout)
         self._auto_job: PinJob | None = None
-        self.served = False
-        """Whether a request was computed. Set by the engine thread."""
         self._said = 0
-        self._end = threading.Event()
+        self._end = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="expertd-keeper", daemon=True)
 
     @property
@@ -71,26 +72,38 @@ class Keeper:
     def warm_room_bytes(self) -> int:
         """Bytes of experts that may be resident when a request comes: the memory there is. Before the first one, less
         what the engine has reserved for computing and not touched yet; later what requests use shows."""
-        untouched = 0 if self.served else self._session.untouched_nbytes()
-        return max(0, self._controller.target_bytes - untouched)
+        return max(0, self._controller.target_bytes - self._growth.left_nbytes())
 
     @property
     def pinning(self) -> str:
         """Why what is pinned by itself is pinned, or nothing is."""
         return self._auto_pins.why if self._session.pin_budget_bytes else "the pin budget is 0"
 
+    def prompting(self, n_left: int) -> None:
+        """A prompt of so many tokens is about to be computed (0: it is done). The budget makes room at once for what
+        that will take, not when it is taken: the kernel would choose what goes then. Engine thread."""
+        if not n_left:
+            self._growth.over()
+        elif self._growth.begins(n_left):
+            self._wake.set()
+
     def start(self) -> None:
         self._adjust()
         self._thread.start()
 
     def stop(self) -> None:
-        self._end.set()
+        self._end = True
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join(2.0)
 
     def _run(self) -> None:
         ticks = 0
-        while not self._end.wait(SECONDS):
+        while True:
+            self._wake.wait(SECONDS)
+            self._wake.clear()
+            if self._end:
+                return
             ticks += 1
             try:
                 self._adjust()
@@ -108,7 +121,8 @@ class Keeper:
         steering = self._steering
         pinned: int = steering.read(lambda cache: cache.pinned_bytes)
         unlocked = max(0, steering.layout.dense_nbytes - self._session.dense_locked_nbytes)
-        wanted = self._controller.step(self._sampler.sample(pinned, unlocked))
+        coming = self._growth.left_nbytes() if self._growth.prompting else 0
+        wanted = self._controller.step(self._sampler.sample(pinned, unlocked, coming))
         if self.fixed_bytes is not None:
             wanted = self.fixed_bytes if self.fixed_bytes != steering.cache.budget_bytes else None
         if pinned > self.pin_limit_bytes:

@@ -40,6 +40,7 @@ from expertd.pages.pager import Pager
 from expertd.pages.residency import resident_experts
 from expertd.pages.worker import Kind, PagerWorker
 from expertd.runtime.choice import Choice, choose
+from expertd.runtime.growth import Growth
 from expertd.runtime.settings import RuntimeSettings
 from expertd.runtime.stats import Stats
 from expertd.runtime.steering import Steering
@@ -95,7 +96,7 @@ class Session:
         self.template = ChatTemplate(info.chat_template, bos=info.bos, eos=info.eos)
         self.guard = guard
         self.kv_nbytes = 0
-        self._compute_nbytes = self._anon_nbytes = 0
+        self.growth: Growth | None = None
         self.dense_locked_nbytes = 0
         self.fixed_budget_bytes: int | None = None
         self.pin_budget_bytes = 0
@@ -111,14 +112,6 @@ class Session:
         """Around each request: raises ModelChangedError when a file is not the one that was loaded."""
         if self.mapping is not None:
             self.mapping.check()
-
-    def will_compute(self, nbytes: int) -> None:
-        """The engine has reserved a buffer of so many bytes, and touched none of it yet."""
-        self._compute_nbytes, self._anon_nbytes = nbytes, memory.anon_nbytes()
-
-    def untouched_nbytes(self) -> int:
-        """Bytes by which computing will still make the process grow."""
-        return max(0, self._compute_nbytes - max(0, memory.anon_nbytes() - self._anon_nbytes))
 
     def release_dense(self) -> int:
         """Unlocks the dense weights, the last thing to give before the kernel kills. Returns their bytes."""
@@ -228,7 +221,7 @@ def open_session(
         guard.close()
         raise
     session.kv_nbytes = kv(context.n_ubatch)
-    session.will_compute(compute(context.n_ubatch))
+    session.growth = Growth(compute, context.n_ubatch)
     if steering is not None and layout is not None:
         session.fixed_budget_bytes = wanted_budget(settings, layout)
         session.pin_budget_bytes = pin_budget(settings, layout)

@@ -66,7 +66,8 @@ class Steering:
         self.recency = Recency(layout.n_layers * layout.n_experts)
         self.stats = stats
         self._lock = threading.Lock()
-        self.next_layer = {m.layer: n.layer for m, n in zip(layout.layers, layout.layers[1:], strict=False)}
+        # Not the last one: llama.cpp computes it for the tokens alone whose logits are wanted, of a prompt the last.
+        self.next_layer = {m.layer: n.layer for m, n in zip(layout.layers, layout.layers[1:-1], strict=False)}
         self._first_layer = layout.layers[0].layer
         self._most_waiting = {
             m.layer: max(2 * layout.n_experts_used, _AT_ONCE_NBYTES // m.expert_nbytes) for m in layout.layers

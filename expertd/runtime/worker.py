@@ -32,6 +32,9 @@ class Care(Protocol):
 
     def begins(self, request: GenerationRequest) -> None: ...
 
+    def prompting(self, n_left: int) -> None:
+        """So many tokens of the prompt are still to be computed; 0 when it is done."""
+
     def ended(self, n_tokens: int) -> None:
         """The request is over, however; it computed so many tokens of prompt and answer."""
 
@@ -178,6 +181,7 @@ class EngineThread:
             now = time.monotonic()
             if isinstance(event, PromptProgress):
                 job.done_prompt, job.cached_prompt = event.done, event.cached
+                self._care.prompting(event.total - event.done)
             elif event.tokens:
                 if job.n_generated:
                     self._stats.inter_token_seconds.observe(now - before)

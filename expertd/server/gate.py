@@ -87,6 +87,7 @@ class Gate:
         async def tell(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                self._count(record)  # now, so that whoever has the answer finds it counted
                 message["headers"] = [*message.get("headers", ()), *extra]
             await send(message)
 
@@ -101,9 +102,13 @@ class Gate:
             unforeseen = InternalError("something went wrong here", hint=f"the log has more under {record.request_id}")
             await self._failed(scope, unforeseen, record, receive, tell)
         finally:
-            key = (record.route or "other", record.status or 499)
-            self._counts[key] = self._counts.get(key, 0) + 1
+            if not record.status:
+                self._count(record)
             record.log()
+
+    def _count(self, record: Record) -> None:
+        key = (record.route or "other", record.status or 499)
+        self._counts[key] = self._counts.get(key, 0) + 1
 
     async def _failed(self, scope: Scope, error: ExpertdError, record: Record, receive: Receive, send: Send) -> None:
         if not record.status:

@@ -47,6 +47,14 @@ def test_another_process_takes_half_and_gives_it_back() -> None:
     assert (controller.shrinks, controller.grows) == (1, 1)
 
 
+def test_room_is_made_for_what_a_prompt_is_about_to_take() -> None:
+    controller = _controller()
+    controller.step(CALM)
+    assert controller.step(replace(CALM, coming_bytes=GIB)) == 3 * GIB - RESERVE
+    taken = replace(CALM, available_bytes=3 * GIB)
+    assert _run(controller, taken, 10) == [], "it was taken as foreseen"
+
+
 def test_memory_that_is_free_for_a_moment_is_not_taken() -> None:
     controller = _controller()
     _run(controller, CALM, 3)

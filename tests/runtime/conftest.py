@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +52,34 @@ async def answer(service: Service, text: str, max_tokens: int = 32, **request: o
         if isinstance(event, Finished):
             return reply, event
     raise AssertionError("no Finished event")
+
+
+def plain_words(
+    model: Path, prompts: Sequence[str], max_tokens: int, *, repack: bool = False, n_ctx: int = 512, n_ubatch: int = 64
+) -> list[str]:
+    """What plain llama-cpp-python answers, mapped, with flash attention as `auto` has it; with weights as they are in
+    the file, or repacked. Both choices change the order of sums, which turns near ties on some processors."""
+    import llama_cpp
+
+    def parameters() -> Any:
+        found = defaults()
+        found.use_extra_bufts = repack
+        return found
+
+    defaults = llama_cpp.llama_model_default_params
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_cpp.llama_cpp, "llama_model_default_params", parameters)
+        llama = llama_cpp.Llama(str(model), n_ctx=n_ctx, n_ubatch=n_ubatch, flash_attn=True, verbose=False)
+    assert llama.model_params.use_extra_bufts == repack
+    texts = []
+    for prompt in prompts:
+        reply: list[int] = []
+        for token in llama.generate(llama.tokenize(prompt.encode(), add_bos=True, special=True), temp=0.0):
+            if llama_cpp.llama_vocab_is_eog(llama_cpp.llama_model_get_vocab(llama.model), token):
+                break
+            reply.append(token)
+            if len(reply) == max_tokens:
+                break
+        texts.append(llama.detokenize(reply).decode())
+    llama.close()
+    return texts

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from expertd.bench.cgroup import memory_group
-from tests.runtime.conftest import Serve, answer
+from tests.runtime.conftest import Serve, answer, plain_words
 
 # Of many kinds, so that every layer uses nearly all of its experts.
 LONG = "\n".join(
@@ -42,7 +42,7 @@ def test_the_next_layer_is_on_its_way_while_this_one_computes(serve: Serve, big_
 
     counters, prefetched = asyncio.run(counted())
     assert counters.predicted == prefetched > 0
-    assert counters.predicted_used > 0.85 * counters.predicted
+    assert counters.predicted_used == counters.predicted
 
 
 def test_the_words_after_a_streamed_prompt_are_those_of_plain_decoding(serve: Serve, big_model: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_words_after_a_streamed_prompt_are_those_of_plain_decoding(serve: Se
         async with serve(big_model, engine=WIDE, **settings) as service:
             return (await answer(service, LONG, 24))[0]
 
-    expected = asyncio.run(words(steering="off"))
+    (expected,) = plain_words(big_model, [LONG], 24, n_ctx=1024, n_ubatch=512)
     assert expected
     for share in (0.15, 0.5):
         assert asyncio.run(words(budget_share=share)) == expected
@@ -85,11 +85,12 @@ def test_a_prompt_of_many_layers_leaves_the_kernel_nothing_to_reclaim(tmp_path: 
             )  # fmt: skip
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
-        assert found["fetched"] > 2 * found["budget"], found
+        assert found["fetched"] > 1.5 * found["budget"], found
         refaulted.append(found["refaulted"] / found["fetched"])
-        if refaulted[-1] < 0.02:
+        if refaulted[-1] < 0.05:
             return
-    # Other work on the machine may delay what drops. A tenth was taken where whole layers came before any went.
+    # Other work on the machine may delay what drops. A tenth was taken where whole layers came before any went, and a
+    # fifth where the budget learnt of the compute buffer only when it was touched.
     raise AssertionError(f"shares that the kernel took: {refaulted}")
 
 

@@ -14,7 +14,7 @@ from expertd.pages import libc, residency
 from expertd.runtime.choice import choose
 from expertd.runtime.service import Service
 from expertd.runtime.settings import RuntimeSettings
-from tests.runtime.conftest import Serve, answer
+from tests.runtime.conftest import Serve, answer, plain_words
 
 PROMPTS = (
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
@@ -23,35 +23,17 @@ PROMPTS = (
 )
 
 
-def _plain(model: Path) -> list[str]:
-    """Plain llama-cpp-python, mapped, not repacked."""
-    from llama_cpp import Llama
-
-    llama = Llama(str(model), n_ctx=512, n_ubatch=64, verbose=False)
-    texts = []
-    for prompt in PROMPTS:
-        tokens = llama.tokenize(prompt.encode(), add_bos=True, special=True)
-        reply: list[int] = []
-        for token in llama.generate(tokens, temp=0.0):
-            if token in (llama.token_eos(), 4) or len(reply) == 48:
-                break
-            reply.append(token)
-        texts.append(llama.detokenize(reply).decode())
-    llama.close()
-    return texts
-
-
 @pytest.mark.parametrize("policy", ["lru", "auto"])
 def test_the_words_are_the_same_at_every_budget_steered_or_not(serve: Serve, demo_model: Path, policy: str) -> None:
     async def words(**settings: object) -> list[str]:
         async with serve(**settings) as service:
             return [(await answer(service, prompt, 48))[0] for prompt in PROMPTS]
 
-    expected = _plain(demo_model)
+    expected = plain_words(demo_model, PROMPTS, 48)
     assert any(expected)
     for share in (0.25, 0.5, 1.0):
         assert asyncio.run(words(budget_share=share, policy=policy)) == expected
-    assert asyncio.run(words(steering="off")) == expected
+    assert asyncio.run(words(steering="off")) == plain_words(demo_model, PROMPTS, 48, repack=True)
 
 
 def test_below_the_expert_bytes_experts_are_missed_and_evicted_and_the_budget_is_kept(serve: Serve) -> None:

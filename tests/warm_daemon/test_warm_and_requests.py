@@ -109,8 +109,9 @@ def test_room_is_left_for_what_a_request_allocates(serve: Serve, monkeypatch: py
         async with serve(budget_share=1.0, warm_level="dense") as service:
             session = service.session
             assert session is not None
-            assert session.untouched_nbytes() > 0
-            monkeypatch.setattr(session, "untouched_nbytes", lambda: 1 << 60)
+            assert session.growth is not None
+            assert session.growth.left_nbytes() > 0
+            monkeypatch.setattr(session.growth, "_due", 1 << 60)
             made = service.actions.start_warm(WarmOrder("all"))
             assert made.experts == []
             assert "what requests will need" in made.report()["skipped"][0]["why"]
