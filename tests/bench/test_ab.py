@@ -167,11 +167,13 @@ def test_a_model_that_stays_cached_is_noted(tmp_path: Path) -> None:
 
 
 def test_warm_runs_hardly_read(demo_model: Path) -> None:
-    document = bench("ab", demo_model, "--warm", "--runs", 1, "--tokens", 4, "--prompt", "A", "--json")
-    for arm in document["arms"]:
-        # Not zero: Python may still read a module of its own.
-        assert arm["read_bytes_per_token"] * 3 + arm["prompt_read_bytes"] < 1 << 20
-    assert document["arms"][1]["hit_ratio"] == 1.0, "what is resident is adopted"
+    for _ in range(4):  # A kernel that reclaims idle pages (DAMON) may take some of a model just warmed.
+        document = bench("ab", demo_model, "--warm", "--runs", 1, "--tokens", 60, "--prompt", "A", "--json")
+        read = [arm["read_bytes_per_token"] * 59 + arm["prompt_read_bytes"] for arm in document["arms"]]
+        hits = document["arms"][1]["hit_ratio"]
+        if hits == 1.0 and max(read) < 1 << 20:  # not zero: Python may still read a module of its own
+            return
+    raise AssertionError(f"bytes read: {read}, hit ratio {hits}: what is resident is adopted")
 
 
 @pytest.mark.cgroup

@@ -187,7 +187,7 @@ def test_it_survives_a_restart(page: Any, used: Any, waiting: Callable[..., Any]
     assert page.text("state") == "away"
     used.start()
     waiting(lambda: "was started again at" in page.text("connection"), "the restart")
-    assert page.text("state") == "ready"
+    waiting(lambda: page.text("state") == "ready", "what is ready")
     waiting(lambda: page.run(rows) >= points, "the points from before")
     page.find("as-charts").click()
     with used.generating():

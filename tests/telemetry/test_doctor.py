@@ -108,6 +108,24 @@ def test_pressure_wsl_and_maps(machine: Machine) -> None:
     assert kernel.pressure(machine.subject).fix == "Boot with psi=1 (CONFIG_PSI)."
 
 
+def test_reclaim_of_idle_pages(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = "sys/kernel/mm/damon/admin/kdamonds/0"
+    machine.write(f"{scheme}/contexts/0/schemes/0/action", "stat\n")
+    machine.write(f"{scheme}/state", "on\n")
+    assert kernel.damon(machine.subject).value == "none", "it only looks"
+    machine.write(f"{scheme}/contexts/0/schemes/0/action", "pageout\n")
+    assert "--hold" in kernel.damon(machine.subject).fix
+    machine.write(f"{scheme}/state", "off\n")
+    assert kernel.damon(machine.subject).status == "ok"
+    machine.write("sys/module/damon_reclaim/parameters/enabled", "Y\n")
+    assert kernel.damon(machine.subject).status == "warn"
+    machine.write("sys/module/damon_reclaim/parameters/enabled", "N\n")
+    machine.write("proc/77/comm", "kdamond.0\n")
+    for user, value in ((0, "none"), (1000, "DAMON runs; only root may see whether it takes pages")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        assert kernel.damon(machine.subject).value == value
+
+
 def test_swap_zram_and_little_memory(machine: Machine) -> None:
     machine.write("proc/meminfo", MEMINFO.format(available=9_000_000, swap=16_000_000, free=2_000_000))
     machine.write("proc/sys/vm/swappiness", "60\n")

@@ -1,4 +1,4 @@
-"""The kernel: its version, the calls steering needs, pressure accounting, huge pages, WSL."""
+"""The kernel: its version, the calls steering needs, pressure accounting, reclaim of idle pages, huge pages, WSL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _CACHESTAT_SINCE, _POPULATE_SINCE = (6, 5), (5, 14)
 
 
 def checks(subject: Subject) -> list[Check]:
-    return [version(subject), cachestat(), pressure(subject), huge_pages(subject), wsl(subject), map_count(subject)]
+    return [
+        version(subject), cachestat(), pressure(subject), damon(subject), huge_pages(subject), wsl(subject),
+        map_count(subject),
+    ]  # fmt: skip
 
 
 def version(subject: Subject) -> Check:
@@ -55,6 +58,24 @@ def pressure(subject: Subject) -> Check:
         fix = "See what takes memory now: `ps aux --sort -rss | head`."
         return Check("psi", WARN, f"{value:.0f} % of the last 10 s were stalled", why, fix)
     return Check("psi", OK, f"there; {value:.0f} % of the last 10 s were stalled", why)
+
+
+def damon(subject: Subject) -> Check:
+    """DAMON (Linux 5.15) may page out what nobody touched for a while, though memory is free. Root alone may read what
+    it is set to; that it runs shows by its thread."""
+    why = "Warmed experts that wait for their first use are idle pages; where those are taken, the warm-up is in vain."
+    sys = subject.root / "sys"
+    takers = [text(sys / "module/damon_reclaim/parameters/enabled") == "Y"]
+    for each in sys.glob("kernel/mm/damon/admin/kdamonds/[0-9]*"):
+        actions = {text(scheme) for scheme in each.glob("contexts/*/schemes/*/action")}
+        takers.append(text(each / "state") == "on" and "pageout" in actions)
+    fix = "`expertd warm --hold`, or pins, keep what is warmed; turn DAMON off while a model larger than RAM is served."
+    if any(takers):
+        return Check("idle_reclaim", WARN, "DAMON takes pages that nobody touches", why, fix)
+    names = (text(comm) for comm in (subject.root / "proc").glob("[0-9]*/comm"))
+    if os.geteuid() and any(name.startswith("kdamond") for name in names):
+        return Check("idle_reclaim", WARN, "DAMON runs; only root may see whether it takes pages", why, fix)
+    return Check("idle_reclaim", OK, "none", why)
 
 
 def huge_pages(subject: Subject) -> Check:
