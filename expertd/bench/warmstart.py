@@ -44,13 +44,14 @@ from expertd.pages.disk import read_limits
 from expertd.units import parse_size
 
 _TEACH = (
-    "def fibonacci(n):\n    if n < 2:\n        return n\n",
-    "class Tree:\n    def __init__(self, value):\n        self.value = value\n",
-    "import os\nimport sys\n\nfor name in os.listdir(sys.argv[1]):\n",
-    "def read_lines(path):\n    with open(path) as f:\n",
-    "def main():\n    parser = argparse.ArgumentParser()\n",
+    "Tell me a story about a dog.",
+    "Tell me a story about the forest.",
+    "Write a story about a house and a horse.",
+    "Tell me about a child who found a stone.",
+    "Write a python class for a stack.",
 )
-_ASK = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self"
+_ASK = "Tell me a story about the sea."
+"""Its answer is longer than what is asked of it: what a rehearsal learns is then what is measured."""
 ARMS = ("none", "profile", "vmtouch", "rehearsed")
 _TOKENS = 32
 _AGAIN = 5
@@ -70,7 +71,7 @@ print(time.perf_counter() - began)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is measured. `memory` bounds each arm in bytes, `taught` is a state directory with the profile `code`."""
+    """What is measured. `memory` bounds each arm in bytes, `taught` is a state directory with the profile `stories`."""
 
     model: Path
     work: Path
@@ -112,9 +113,10 @@ def _answer(http: Any, prompt: str, tokens: int = _TOKENS) -> dict[str, float]:
     """Seconds to the first token and to the last, seen from the client; tokens a second between; what it cost."""
     body = {
         "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0, "stream": True,
-        "ignore_eos": True, "cache_prompt": False,
+        "cache_prompt": False,
     }  # fmt: skip
     cost: dict[str, Any] = {}
+    count = tokens
     began, first, last = time.perf_counter(), 0.0, 0.0
     with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         for line in answer.iter_lines():
@@ -122,12 +124,13 @@ def _answer(http: Any, prompt: str, tokens: int = _TOKENS) -> dict[str, float]:
                 continue
             chunk = json.loads(line[6:])
             cost = chunk.get("expertd") or cost
+            count = chunk.get("timings", {}).get("predicted_n", count)
             if any(choice["delta"].get("content") for choice in chunk["choices"]):
                 last = time.perf_counter() - began
                 first = first or last
     if not first:
         raise BenchError("the model said nothing")
-    speed = (tokens - 1) / (last - first) if last > first else 0.0
+    speed = (count - 1) / (last - first) if last > first else 0.0
     hits = cost["expert_hits"] / cost["expert_requests"] if cost.get("expert_requests") else 0.0
     return {
         "ttft_seconds": first, "seconds": last, "tokens_per_second": speed, "hit_ratio": hits,
@@ -137,7 +140,7 @@ def _answer(http: Any, prompt: str, tokens: int = _TOKENS) -> dict[str, float]:
 
 def _teach(job: Job) -> None:
     pagecache.drop([job.model])
-    with memory_group(job.memory) as group, _daemon(job, job.taught, group, ["--profile", "code"]) as (http, _):
+    with memory_group(job.memory) as group, _daemon(job, job.taught, group, ["--profile", "stories"]) as (http, _):
         for prompt in _TEACH:
             _answer(http, prompt, 48)
 
@@ -149,7 +152,7 @@ def _arm(name: str, job: Job) -> dict[str, Any]:
         state, words = Path(directory), []
         if name == "profile":
             shutil.copytree(job.taught / "profiles", state / "profiles")
-            words = ["--profile", "code", "--warm", "profile", "--set", "warm.ready_requires=warm"]
+            words = ["--profile", "stories", "--warm", "profile", "--set", "warm.ready_requires=warm"]
         began = time.perf_counter()
         if name == "vmtouch":
             subprocess.run(group.command(["vmtouch", "-q", "-t", str(job.model)]), check=True)
