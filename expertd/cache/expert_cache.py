@@ -138,6 +138,14 @@ class ExpertCache:
         self._policy.touch(layer, valid, self._tokens(valid, n_tokens))
         return self._serve(layer, [base + i for i in sorted(set(valid))], phase)
 
+    def absent(self, layer: int, ids: Sequence[int]) -> list[int]:
+        """What `route` would ask to fetch, ascending. Changes nothing, and may be asked without a lock: a hint."""
+        if not 0 <= layer < self.n_layers:
+            return []
+        base, state, most = layer * self.n_experts, self._state, self._layer_experts[layer]
+        missing = [base + i for i in ids if 0 <= i < most and not state[base + i]]
+        return sorted({e for e in missing if e not in self._transient}) if missing else missing
+
     def _tokens(self, ids: list[int], n_tokens: int | None) -> int:
         """Tokens of a batch: as told, else by k where that divides, else the least number that can be."""
         if n_tokens is None and self.n_used:

@@ -6,7 +6,8 @@ the decision and never across a system call. Evictions go to the pager's thread;
 How a layer is handled:
 1. Nothing to decide (all its experts are resident and nothing was evicted lately): it is looked at only at every
    `SAMPLE_TOKENS`th token, for the statistics.
-2. Else ask the cache, fetch what is missing in the order the matmul reads it, hand over what must go.
+2. Else fetch what is missing, in the order the matmul reads it; ask the cache while the disk works; hand over what must
+   go. For a moment there is more than the budget, as there is until evictions are done: the reserve is for that.
 3. A layer of a prompt may miss more than the reserve of memory holds: what must go goes in step with what comes, so
    that the kernel has no need to choose for itself.
 4. In a prompt that uses nearly all experts of a layer, the next layer's are read ahead while this one computes.
@@ -128,13 +129,16 @@ class Steering:
 
     def routed(self, layer: int, ids: list[int], phase: Phase) -> None:
         """The router picked `ids` in `layer` (case 2)."""
+        early = self.cache.absent(layer, ids) if phase is Phase.DECODE else []
+        if early:
+            self._fetch(early)
         with self._lock:
             decision = self.cache.route(layer, ids, phase)
         out = self._strays_for(decision.fetch) + decision.evict if self._strays else decision.evict
-        if decision.fetch:
-            began = time.perf_counter()
-            out = self._bring_in(layer, decision.fetch, out, phase)
-            self.stats.fetch_seconds.observe(time.perf_counter() - began)
+        if phase is Phase.PREFILL and decision.fetch:
+            out = self._bring_in(layer, decision.fetch, out)
+        elif late := [e for e in decision.fetch if e not in early]:
+            self._fetch(late)  # another thread dropped it in between
         if out and self._evicted(out) > self._most_waiting[layer]:
             self._drop_now()
         if phase is Phase.PREFILL:
@@ -143,14 +147,21 @@ class Steering:
         for observer in self.observers:
             observer(layer, ids, phase)
 
-    def _bring_in(self, layer: int, fetch: Sequence[int], out: list[int], phase: Phase) -> list[int]:
+    def _fetch(self, experts: Sequence[int]) -> None:
+        began = time.perf_counter()
+        self.pager.fetch(experts)
+        self.stats.fetch_seconds.observe(time.perf_counter() - began)
+
+    def _bring_in(self, layer: int, fetch: Sequence[int], out: list[int]) -> list[int]:
         """Fetches (case 3). Returns what is still to go."""
         nbytes = len(fetch) * self.layout.by_layer[layer].expert_nbytes
-        if phase is not Phase.PREFILL or nbytes <= _AT_ONCE_NBYTES or not out:
-            self.pager.fetch(fetch)
+        if nbytes <= _AT_ONCE_NBYTES or not out:
+            self._fetch(fetch)
             return out
         self._last_eviction = self._token
+        began = time.perf_counter()
         self.pager.exchange(layer, fetch, out, _AT_ONCE_NBYTES)
+        self.stats.fetch_seconds.observe(time.perf_counter() - began)
         self.worker.look_again(out)
         return []
 

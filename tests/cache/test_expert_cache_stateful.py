@@ -57,7 +57,9 @@ class CacheMachine(RuleBasedStateMachine):
     def _routed(self, layer: int, ids: list[int], phase: Phase, n_tokens: int | None) -> None:
         wanted = {layer * EXPERTS + i for i in ids if 0 <= i < EXPERTS} - MISSING
         pinned, before = set(self.cache.pinned()), set(self.there)
+        absent = self.cache.absent(layer, ids)
         decision = self._call("route", layer, ids, phase, n_tokens)
+        assert absent == list(decision.fetch)
         assert set(decision.fetch) == wanted - before
         assert decision.hits == len(wanted & before)
         assert wanted <= self.there
