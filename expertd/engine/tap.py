@@ -1,8 +1,8 @@
 """The router tap: reads which experts the router picked, at the moment llama.cpp has computed it.
 
-llama.cpp asks its eval callback about every node of the graph; the tap says yes to `ffn_moe_topk-<layer>` alone. Then
-that node is computed, everything before it is done, and the tap is called again to look. Between that call's return
-and the expert matmuls lies the moment to fetch.
+llama.cpp asks its eval callback about every node of the graph; the tap says yes to `ffn_moe_topk-<layer>` alone (a
+filter in machine code says no to the others: `ask`). Then that node is computed, everything before it is done, and the
+tap is called again to look. Between that call's return and the expert matmuls lies the moment to fetch.
 
 Ids are int32 of shape [k, tokens]. In some versions the node is a view on the argsort with a row stride of
 n_expert * 4 bytes, so rows are read by nb[1]; k is ne[0], since it can differ by layer. On a GPU the data is fetched
@@ -25,6 +25,7 @@ from typing import Any
 from llama_cpp import llama_cpp as L
 
 from expertd.engine import abi
+from expertd.engine.ask import filtered
 from expertd.types import Phase
 
 log = logging.getLogger("expertd.tap")
@@ -34,8 +35,8 @@ Routed = Callable[[int, list[int], Phase], None]
 
 _PREFIX = b"ffn_moe_topk-"
 _NAME_AT = abi.Tensor.name.offset
-# Eight bytes within the name that only these nodes have there. Nearly all nodes are told by them alone: reading a
-# number takes a third of the time that reading a string does, some 2,000 times a token.
+# Eight bytes within the name that only these nodes have there. Nearly all nodes are told by them alone: by the filter,
+# or where there is none by reading a number, which takes a third of the time that reading a string does.
 _MARK_AT = _NAME_AT + 4
 _MARK = int.from_bytes(_PREFIX[4:12], sys.byteorder)
 _MAX_LAYERS = 1024
@@ -75,10 +76,17 @@ class RouterTap:
     recorded routes. While it is set the graph is cut at every layer."""
     _report: bool = field(default=True, init=False)
     """Whether the node that was asked for is to be reported too; llama.cpp asks and shows in pairs."""
+    native: bool = True
+    """Whether to put the filter before the callback where there can be one; False after that where there is none."""
 
     def __post_init__(self) -> None:
         names = {_PREFIX + str(layer).encode(): layer for layer in range(_MAX_LAYERS)}
         self.callback = self._build(names)
+        before = filtered(self.callback, _MARK_AT, _MARK) if self.native else None
+        if before is None and self.native:
+            log.info("there is no filter in machine code here: the tap is asked about every node, a microsecond each")
+        self.native = before is not None
+        self.callback = before or self.callback
 
     def _build(self, names: dict[bytes, int]) -> Any:
         """The ctypes callback, closed over locals: it is called some 50 times a layer for each token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import platform
 
 import pytest
 
@@ -37,9 +38,18 @@ def test_ids_are_the_same_whatever_the_stride(width: int) -> None:
     assert read_ids(ctypes.addressof(tensor)) == [*rows[0], *rows[1]]
 
 
-def test_layer_twelve_is_not_layer_one() -> None:
+@pytest.fixture(params=[True, False], ids=["filtered", "python"])
+def native(request: pytest.FixtureRequest) -> bool:
+    """With the filter in machine code, and without."""
+    if request.param and platform.machine() != "x86_64":
+        pytest.skip("the filter is for x86-64")
+    return bool(request.param)
+
+
+def test_layer_twelve_is_not_layer_one(native: bool) -> None:
     seen: list[tuple[int, list[int], Phase]] = []
-    tap = RouterTap(lambda *route: seen.append(route), [512] * 16)
+    tap = RouterTap(lambda *route: seen.append(route), [512] * 16, native=native)
+    assert tap.native == native
     tap.phase = Phase.PREFILL
     for name in (b"ffn_moe_topk-12", b"ffn_moe_topk-1"):
         tensor, _data = _tensor(name, [[1, 2]])
@@ -53,8 +63,8 @@ def test_layer_twelve_is_not_layer_one() -> None:
     [b"ffn_moe_topk-1 (reshaped)", b"ffn_moe_topk", b"ffn_moe_topk-", b"ffn_moe_topk-x", b"ffn_moe_argsort-1",
      b"ffn_moe_group_topk-1", b"ffn_moe_probs_masked-1", b"Kcur-1", b""],
 )  # fmt: skip
-def test_only_the_full_name_is_looked_at(name: bytes) -> None:
-    tap = RouterTap(lambda *_: pytest.fail("must not be called"), [8] * 4)
+def test_only_the_full_name_is_looked_at(name: bytes, native: bool) -> None:
+    tap = RouterTap(lambda *_: pytest.fail("must not be called"), [8] * 4, native=native)
     tensor, _data = _tensor(name, [[1]])
     assert not _call(tap, tensor, ask=True)
     assert _call(tap, tensor, ask=False)
