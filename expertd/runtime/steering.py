@@ -4,8 +4,8 @@
 the decision and never across a system call. Evictions go to the pager's thread; the engine waits for none of them.
 
 How a layer is handled:
-1. Nothing to decide (all its experts are resident and nothing was evicted lately): it is looked at only at every
-   `SAMPLE_TOKENS`th token, for the statistics.
+1. Nothing to decide (all its experts are resident, and nothing was evicted lately or all other layers' are, too): it is
+   looked at only at every `SAMPLE_TOKENS`th token, for the statistics.
 2. Else fetch what is missing, in the order the matmul reads it; ask the cache while the disk works; hand over what must
    go. For a moment there is more than the budget, as there is until evictions are done: the reserve is for that.
 3. A layer of a prompt may miss more than the reserve of memory holds: what must go goes in step with what comes, so
@@ -113,10 +113,11 @@ class Steering:
         self._token += 1
         self.recency.begin_token()
         self._sampling = self._token % SAMPLE_TOKENS == 0
-        if self._token - self._last_eviction <= _CALM_TOKENS:
+        everything = self.cache.resident_bytes == self.layout.expert_nbytes
+        if not everything and self._token - self._last_eviction <= _CALM_TOKENS:
             if any(self._whole):
                 self._whole = [False] * len(self._whole)
-        elif self._sampling:
+        elif self._sampling or (everything and not self._whole[self._first_layer]):
             with self._lock:
                 self._whole = self._whole_layers()
 
