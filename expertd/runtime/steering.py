@@ -4,8 +4,8 @@
 the decision and never across a system call. Evictions go to the pager's thread; the engine waits for none of them.
 
 How a layer is handled:
-1. Nothing to decide (all its experts are resident, and nothing was evicted lately or all other layers' are, too): it is
-   looked at only at every `SAMPLE_TOKENS`th token, for the statistics.
+1. Nothing to decide (all its experts are resident, and nothing was evicted lately or the budget holds all there are):
+   it is looked at only at every `SAMPLE_TOKENS`th token, for the statistics.
 2. Else fetch what is missing, in the order the matmul reads it; ask the cache while the disk works; hand over what must
    go. For a moment there is more than the budget, as there is until evictions are done: the reserve is for that.
 3. A layer of a prompt may miss more than the reserve of memory holds: what must go goes in step with what comes, so
@@ -75,6 +75,8 @@ class Steering:
         }
         """Evictions that may wait: of two layers of a token, or as many as the reserve holds at least."""
         self._whole = [False] * layout.n_layers
+        self._roomy = False
+        """Whether the budget holds all experts, so that nothing will be evicted for another."""
         self._token = 0
         self._last_eviction = 0
         self._sampling = False
@@ -113,11 +115,12 @@ class Steering:
         self._token += 1
         self.recency.begin_token()
         self._sampling = self._token % SAMPLE_TOKENS == 0
-        everything = self.cache.resident_bytes == self.layout.expert_nbytes
-        if not everything and self._token - self._last_eviction <= _CALM_TOKENS:
+        roomy, before = self.cache.budget_bytes >= self.layout.expert_nbytes, self._roomy
+        self._roomy = roomy
+        if not roomy and self._token - self._last_eviction <= _CALM_TOKENS:
             if any(self._whole):
                 self._whole = [False] * len(self._whole)
-        elif self._sampling or (everything and not self._whole[self._first_layer]):
+        elif self._sampling or (roomy and not before):
             with self._lock:
                 self._whole = self._whole_layers()
 

@@ -133,6 +133,21 @@ def test_a_model_that_is_wholly_resident_is_sampled_not_tapped(serve: Serve) -> 
     assert 0 < splits < 8 * 16
 
 
+@pytest.mark.parametrize(("share", "calm"), [(1.0, True), (0.999, False)])
+def test_where_the_budget_holds_all_it_is_sampled_from_the_start(serve: Serve, share: float, calm: bool) -> None:
+    async def splits() -> int:
+        async with serve(budget_share=share) as service:
+            steering = service.steering
+            assert steering is not None
+            steering.act(lambda cache: cache.admit(range(len(cache.sizes))))
+            await answer(service, PROMPTS[0], 50, ignore_eos=True)
+            tap = service.session.tap  # type: ignore[union-attr]
+            assert tap is not None
+            return tap.counters.splits
+
+    assert (asyncio.run(splits()) < 8 * 25) is calm
+
+
 def test_a_budget_below_one_tokens_need_is_refused(demo_model: Path) -> None:
     async def start() -> str:
         service = Service(RuntimeSettings(EngineSettings(demo_model, n_ctx=256), steering="on", budget=100_000))
