@@ -181,7 +181,7 @@ def test_a_memory_hog_beside_it(model: Path, tmp_path: Path) -> None:
     with memory_group(700 << 20) as group, daemon(model, tmp_path, "--steering", "on", group=group) as d:
         before = d.get("/expertd/cache")["budget_bytes"]
         d.work("compute", 15)
-        process = subprocess.Popen(group.command([sys.executable, "-c", hog, str(330 << 20)]))
+        process = subprocess.Popen(group.command([sys.executable, "-c", hog, str(430 << 20)]))
         try:
             found = d.work("pressure", 40)
         finally:
